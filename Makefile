@@ -6,7 +6,7 @@ READY := .venv/.ready
 RIVALS := .venv/.rivals
 TRACERS := .venvs/tracers/.ready
 
-.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos model lint bench clean
+.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos model agreement lint bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ test-unit: $(READY)  ## run the tests of the code alone, in seconds
 # and real workers. LATER is left to `make test-all`: it shows the same in more pools, at more points, with
 # more keys, or of what a change seldom touches.
 CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
-  $(patsubst %,tests/contract/test_%.py,every_command memory_server redis_records stores_agree) tests/integration tests/worker
+  $(patsubst %,tests/contract/test_%.py,every_command memory_server redis_records) tests/agreement tests/integration tests/worker
 LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py test_scaffold.py) \
   $(patsubst %,tests/integration/cli/test_%.py,acting completion scale seeing terminal) \
   $(patsubst %,tests/integration/lock/test_%.py,interruptions lives) \
@@ -126,6 +126,11 @@ chaos: $(READY)  ## real workers under real faults, five minutes; SECONDS=60 for
 model: STATES := 50000
 model: $(READY)  ## all that may happen to two or three tasks at one or two keys, with the scripts themselves; an hour
 	@$(BIN)/python -m tests.model $(STATES)
+
+# SEED has other schedules, SIDES others of memory, old and server.
+agreement: SCHEDULES := 100000
+agreement: $(READY)  ## two stores beside each other in random schedules; half an hour
+	@$(BIN)/python -m tests.agreement --schedules $(SCHEDULES) $(SEED:%=--seed %) $(SIDES:%=--sides %) --processes 2
 
 lint: $(READY)  ## check style, types, the direction of imports, and what GitHub and Read the Docs read
 	$(BIN)/ruff check

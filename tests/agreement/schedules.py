@@ -1,0 +1,157 @@
+"""Random schedules: sequences of requests to a store and of time that passes."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery_distlock.rate import Rate
+from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.values import ALONE, Completion, Limit, Want
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["IDENTITY", "LEASE", "Schedule", "Step", "Vocabulary", "new_schedule"]
+
+LEASE = 600.0  # seconds
+KEYS = "aaab"
+RUNS = ("r1", "r2", "r3")
+IDENTITY = "same"
+TWO, FIVE = Rate(2, per=LEASE, burst=2), Rate(5, per=2 * LEASE, burst=5)
+PLAIN_WANTS = (ALONE, ALONE, Want(1, 0), Want(1, 2), Want(2, 3), Want(9, 3))
+RATED_WANTS = (
+    *(Want(1, 0, (TWO,)), Want(1, 3, (FIVE,)), Want(1, 1, (TWO, FIVE)), Want(2, 3, (FIVE,), 2)),
+    *(Want(1, 0, (Rate(3, per=LEASE),)), Want(1, 2, (Rate(3, per=LEASE),))),
+)
+TIMES = (0.5, 1.5, 3.0, 6.0, LEASE / 2, LEASE + 1.0, 4000.0)
+STEPS = 16
+
+
+class Step(NamedTuple):
+    """A request by its name, with all that it says; it depends on no step that may be removed."""
+
+    verb: str
+    facts: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.verb}{self.facts}"
+
+
+Schedule = tuple[Step, ...]
+
+
+class Vocabulary(NamedTuple):
+    """
+    What may be in a schedule.
+
+    Attributes:
+        time: Whether time passes; a real server's does not.
+        wants: What may be wanted of a key.
+        rates: What an operator may say.
+        verbs: With how often each is used.
+    """
+
+    time: bool = True
+    wants: tuple[Want, ...] = PLAIN_WANTS + RATED_WANTS
+    rates: tuple[tuple[Rate, ...], ...] = ((), (), (TWO,), (FIVE, TWO))
+    verbs: tuple[tuple[str, int], ...] = (
+        *(("acquire", 8), ("park", 10), ("line", 4), ("wait", 7), ("send", 8), ("both", 3)),
+        *(("claim", 8), ("release", 14), ("renew", 2), ("change", 4), ("rest", 2), ("limit", 4)),
+        *(("woken", 6), ("cancel", 2), ("time", 6), ("sweep", 4), ("look", 6)),
+    )
+
+
+class _Draw:
+    """What is drawn for one schedule: few wants, so that requests meet."""
+
+    def __init__(self, chance: random.Random, vocabulary: Vocabulary) -> None:
+        self.chance = chance
+        self.vocabulary = vocabulary
+        self.wants = chance.choices(vocabulary.wants, k=chance.randint(1, 3))
+        self.owners: list[str] = []
+
+    def key(self) -> str:
+        return self.chance.choice(KEYS)
+
+    def run(self, or_none: float = 0.0) -> str:
+        return "" if self.chance.random() < or_none else self.chance.choice(RUNS)
+
+    def flag(self, often: float = 0.5) -> bool:
+        return self.chance.random() < often
+
+    def want(self) -> Want:
+        return self.chance.choice(self.wants)
+
+    def owner(self) -> str:
+        self.owners.append(f"o{len(self.owners) + 1}")
+        return self.owners[-1]
+
+    def one(self) -> str:
+        return self.chance.choice(self.owners[-5:])
+
+    def identity(self) -> Identity | None:
+        if self.flag(0.7):
+            return None
+        choice = self.chance.choice
+        until, most = choice(("started", "finished", LEASE)), choice((None, LEASE))
+        replaces = choice(("", "*", *RUNS))
+        ends, marks = choice((math.inf, LEASE)), (self.flag(), self.flag(), self.flag())
+        return Identity(IDENTITY, until, replaces, most, ends, *marks)
+
+    def limit(self) -> Limit | None:
+        choice = self.chance.choice
+        rates = choice(self.vocabulary.rates)
+        return None if self.flag() else Limit(choice((None, 0, 1, 2, 3)), 0.0, "x", rates=rates)
+
+
+_FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
+    "acquire": lambda d: (d.key(), d.owner(), d.run(0.4), d.want(), d.flag(0.3), d.flag(0.3)),
+    "park": lambda d: (d.key(), d.owner(), d.run(), d.want(), d.flag(0.3)),
+    "line": lambda d: (d.key(), d.run(), d.want()),
+    "wait": lambda d: (d.key(), d.owner(), d.run(0.6), d.want(), d.flag(0.3)),
+    "send": lambda d: (d.key(), d.run(), d.want(), LEASE * d.flag(0.3), d.identity(), d.flag(0.2)),
+    "both": lambda d: (d.owner(), d.owner(), d.run(0.5), (d.want(), d.want()), d.flag(), d.flag()),
+    "claim": lambda d: (d.key(), d.owner(), d.run(), d.flag(0.3)),
+    "release": lambda d: (
+        d.one(),
+        d.chance.choice((Completion.NO, *Completion)),
+        d.run() if d.flag(0.15) else "",
+        d.flag(0.7),
+    ),
+    "again": lambda d: (d.one(),),
+    "renew": lambda d: (d.one(),),
+    "change": lambda d: (d.one(), d.chance.choice(("upgrade", "downgrade")), d.flag()),
+    "rest": lambda d: (d.one(),),
+    "limit": lambda d: (d.key(), d.limit()),
+    "woken": lambda d: (
+        d.key(),
+        d.run(),
+        d.chance.choice(("mark_published", "mark_returned", "drop")),
+        d.flag(),
+    ),
+    "cancel": lambda d: (d.key(), d.run()),
+    "time": lambda d: (d.chance.choice(TIMES),),
+    "sweep": lambda d: (d.key(),),
+    "look": lambda d: (d.key(),),
+}
+_OF_OWNERS = ("release", "again", "renew", "change", "rest")
+
+
+def new_schedule(seed: str, vocabulary: Vocabulary) -> Schedule:
+    """Return the schedule of a *seed*; some requests are repeated, as if an answer was lost."""
+    draw = _Draw(random.Random(seed), vocabulary)
+    names = [
+        name for name, _ in vocabulary.verbs if vocabulary.time or name not in ("time", "sweep")
+    ]
+    weights = [weight for name, weight in vocabulary.verbs if name in names]
+    steps: list[Step] = []
+    while len(steps) < STEPS:
+        if steps and draw.flag(0.06):
+            steps.append(steps[-1])
+            continue
+        (verb,) = draw.chance.choices(names, weights)
+        if draw.owners or verb not in _OF_OWNERS:
+            steps.append(Step(verb, _FACTS[verb](draw)))
+    return (*steps, Step("look", ("a",)), Step("look", ("b",)))
