@@ -70,12 +70,13 @@ class StoreSide:
 
         A woken run that comes to a key that rests, or that was limited since, steps back now; and a
         run that is sent again while its result is stored, or was reserved meanwhile, runs. One that
-        only the store has, and that was given up, is found sooner.
+        only the store has, and that was given up, is found sooner. Several keys are taken at once
+        though another run is in flight.
         """
         keys, runs = {"a", "b"} & {*step.facts[:1]}, {*step.facts[1:4]} if step.facts else set()
         if step.verb == "both":
-            keys, runs = {"a", "b"}, {step.facts[2]}
-        elif step.verb in ("again", "rest", "release") and step.facts[0] in self._requests:
+            return bool(self._wakes or self._wants)
+        if step.verb in ("again", "rest", "release") and step.facts[0] in self._requests:
             request = self._requests[step.facts[0]]
             keys, runs = {request.key[0]}, {request.run}
         if step.verb in ("rest", "limit"):

@@ -168,8 +168,7 @@ local function answer_second(mine, reserved)
     if other then
         return answer_put_off(other.owner, other.ends - now_ms)
     end
-    local left_ms = ended and 0 or math.ceil(settles - now_ms)
-    return reply({ status = ended and 'done' or 'busy', run = run, ttl_ms = left_ms, place = -1 })
+    return answer_ended()
 end
 
 -- Counts the start of one that has come: the one reserved for it, or one now.

@@ -267,7 +267,7 @@ local function tidy()
     end
     if key.rest > now_ms then
         redis.call('PEXPIRE', LOCK, math.ceil(key.rest - now_ms))
-        redis.call('HDEL', LOCK, 'x', 'was', unpack(SHARED_FIELDS))
+        redis.call('HDEL', LOCK, 'x', 'was', 'start:' .. (key.gone or ''), unpack(SHARED_FIELDS))
     else
         redis.call('DEL', LOCK)
         key.token = nil

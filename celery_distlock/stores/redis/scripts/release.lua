@@ -59,7 +59,7 @@ end
 -- Puts a run that waits before all who do; false: it does not wait.
 local function put_first()
     local of = record(keep_run)
-    if not of or of.s ~= 'waiting' then
+    if not of or not redis.call('ZSCORE', QUEUE, 'p:' .. keep_run) then -- it may have stepped back
         return false
     end
     of.p, key.head = integer(FIRST), nil
