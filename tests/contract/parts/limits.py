@@ -5,8 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_distlock.keys import slot_name
 from celery_distlock.stores.queue_store import QueueStore
-from celery_distlock.stores.values import Limit, RenewOutcome, Want
+from celery_distlock.stores.values import (
+    ALONE,
+    Limit,
+    ParkRequest,
+    RenewOutcome,
+    Want,
+    WokenTask,
+)
 from celery_distlock.testing.contract.actions import (
     BUSY,
     GRANTED,
@@ -28,6 +36,15 @@ from celery_distlock.testing.contract.given import Given
 from tests.contract.parts.actions import park, swept, take_together
 
 __all__ = ["Limits"]
+
+
+def park_and_pause(store: QueueStore, *runs: str, until: float = 0.0, want: Want = SHARED) -> None:
+    """Have *runs* on their way to a key that is paused then."""
+    take(store, "k", "a")
+    for run in runs:
+        park(store, "k", run, want=want)
+    assert runs_of(leave(store, "k", "a")) == [*runs]
+    store.units.set_limit("k", Limit(0, until))
 
 
 class Limits(Given):
@@ -184,6 +201,42 @@ class Limits(Given):
 
         assert runs_of(all_of(raised.wake)) == ["run0", "run1"]
         assert runs_of(all_of(capacity.units.set_limit("k", None).wake)) == ["run2"]
+
+    def test_a_task_that_comes_to_a_paused_key_waits_until_it_is_parked_again(
+        self, store: QueueStore
+    ) -> None:
+        park_and_pause(store, "run")
+        reply = ask(store, "k", "b", run="run", redelivered=True, want=SHARED)
+        assert reply.status is BUSY
+        store.units.set_limit("k", None)
+
+        assert ask(store, "k", "c").status is BUSY
+
+        again, arrival = ParkRequest(b"e"), reply.arrival
+        take(store, "k", "b", run="run", queue=again, arrival=arrival, want=SHARED)
+        assert store.inspect("k").waiting == 0
+
+    def test_a_task_that_comes_to_a_paused_key_and_is_dropped_waits_no_more(
+        self, store: QueueStore
+    ) -> None:
+        park_and_pause(store, "first", "second")
+        for run in ("first", "second"):
+            assert ask(store, "k", "b", run=run, redelivered=True, want=SHARED).status is BUSY
+
+        store.drop(WokenTask(slot_name("k"), "second", b""))
+
+        assert store.inspect("k").waiting == 1
+
+    def test_a_task_that_comes_to_a_paused_key_and_again_later_waits_no_more(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        park_and_pause(store, "run", until=time.time() + 60.0, want=ALONE)
+        assert ask(store, "k", "b", run="run", redelivered=True).status is BUSY
+        pass_time(61.0)
+
+        take(store, "k", "b", run="run", redelivered=True)
+
+        assert store.inspect("k").waiting == 0
 
     def test_a_retry_that_comes_early_to_a_paused_key_runs_when_it_goes_on(
         self, store: QueueStore

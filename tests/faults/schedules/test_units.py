@@ -50,6 +50,7 @@ class Play:
         self.holding: dict[Asker, Reply] = {}
         self.upgraded: set[Asker] = set()
         self.woken: list[WokenTask] = []
+        self.refused: list[Asker] = []
         self.arrivals: dict[Asker, int] = {}
         self.limit: int | None = None
         self.granted = 0
@@ -167,7 +168,13 @@ class Play:
         woken, self.woken = self.woken, []
         for wake in woken:
             for asker in [each for each in self.waiting if each.run == wake.run]:
-                self.ask(asker, queue=False, again=True)
+                if self.ask(asker, queue=False, again=True).status is Status.BUSY:
+                    self.refused.append(asker)
+
+    def refused_runs_park(self):
+        refused, self.refused = self.refused, []
+        for asker in [each for each in refused if each in self.waiting]:
+            self.ask(asker, again=True)
 
     def operator(self):
         self.limit = self.rng.choice([None, 0, 1, 2, 4])
@@ -214,7 +221,7 @@ class Play:
     def run(self, steps):
         acts = [self.comes, self.comes, self.leaves, self.leaves, self.gives_up, self.looks_again]
         acts += [self.woken_runs_come, self.woken_runs_come, self.operator, self.upgrades]
-        acts += [self.second_delivery]
+        acts += [self.refused_runs_park, self.second_delivery]
         for _ in range(steps):
             self.rng.choice(acts)()
         self.take(self.store.units.set_limit(self.key, None).wake)
@@ -225,6 +232,7 @@ class Play:
             self.leaves()
             self.looks_again()
             self.woken_runs_come()
+            self.refused_runs_park()
         assert not self.waiting
         state = self.state()
         assert (state.token, state.waiting, state.holders) == (0, 0, ())

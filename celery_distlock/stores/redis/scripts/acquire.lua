@@ -85,9 +85,19 @@ local function answer_copy()
     return other and answer_put_off(other.owner, other.ends - now_ms)
 end
 
+-- Puts a run that came for its grant, and may not have it, back into the queue: no other may enter
+-- before its caller has parked it again.
+local function wait_again(stands)
+    local of = leaves and record(run)
+    if of and not of.k and stands > 0 then
+        redis.call('ZADD', QUEUE, 'NX', integer(stands), 'p:' .. run)
+    end
+end
+
 -- Puts one that has to wait into the queue; returns its arrival.
 local function join(stands)
     if mode == 'try' then
+        wait_again(stands)
         return stands
     end
     stands = stands > 0 and stands or place_of(0)
@@ -275,6 +285,7 @@ local function answer_turn(stands)
         return slot
     end
     if of then
+        strike('p:' .. run) -- it had stepped back
         arrive(run, grant_of(owner), keep, lease_ms)
     end
     if blocks then

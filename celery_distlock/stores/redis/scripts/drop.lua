@@ -16,6 +16,7 @@ if not (reserved or settles or (of and is_in_woken[of.s])) then
     return 0
 end
 forget_run(run)
+strike('p:' .. run) -- it had stepped back
 if mark == '1' then
     record_end(run)
 end
