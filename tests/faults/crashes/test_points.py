@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 # How often each is crossed at least; what goes on for as long as the worker runs, `LASTING`, is not
 # counted.
 RUN = dict.fromkeys(["child:claim", "child:started", "child:release", "child:success"], TASKS)
-PARK = ["child:acquire", "child:index", "child:park", "child:parked"]
+PARK = ["child:acquire", "child:zadd", "child:park", "child:parked"]
 BY_CHANNEL = {
     **RUN,
     **dict.fromkeys(PARK, 1),  # the first task of a worker; the others are parked on arrival
@@ -52,7 +52,7 @@ BY_BROKER = {
     "main:acknowledge": 2 * TASKS,
 }
 LASTING = {
-    *("main:turn", "main:zscan", "main:sweep", "main:strike", "main:tick"),
+    *("main:turn", "main:zscan", "main:sweep", "main:index", "main:tick"),
     *("child:renew", "child:set"),
 }
 BY_CLIENT = {"client:acquire": 1, "client:release": 1}
