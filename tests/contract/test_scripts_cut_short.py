@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_distlock.rate import Rate
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import request_runner
@@ -63,3 +64,14 @@ def test_a_key_is_free_after_its_holder_has_left(store, change, command):
     wake = store.release(ReleaseRequest("k", "a", run="run")).wake
 
     assert runs_of(all_of(wake)) == ["next"]
+
+
+@pytest.mark.parametrize("command", EACH_COMMAND)
+def test_a_start_is_counted(store, command):
+    want = Want(rates=(Rate(1, per=60.0),))
+
+    cut_short(store, command)
+    take(store, "k", "a", want=want)
+    store.release(ReleaseRequest("k", "a"))
+
+    assert ask(store, "k", "b", want=want).status is BUSY

@@ -215,6 +215,8 @@ local function answer_mine(mine, reserved)
     end
     if comes then
         begin(owner, had_start) -- an operator says only since then, perhaps, how often that may be
+    elseif want.terms and not key.start then
+        start(owner, want.terms, now, now) -- a script was cut short, which had granted it
     end
     if run ~= '' and before ~= run then
         arrive(run, mine, keep, lease_ms) -- a blocked waiter was granted it without
