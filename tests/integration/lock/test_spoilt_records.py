@@ -23,6 +23,7 @@ from celery_distlock.stores.values import (
     Want,
     WokenTask,
 )
+from tests import parked_runs
 from tests.servers import grant
 from tests.waiting import wait_until
 
@@ -304,8 +305,10 @@ def test_a_run_that_was_sent_an_unknown_number_of_times_is_not_sent_every_time(
     redis_store.acquire(AcquireRequest("k", "dead", 60.0))
     redis_store.acquire(AcquireRequest("k", "o", 5.0, queue=ParkRequest(b"e"), run="run"))
     wake = redis_store.release(ReleaseRequest("k", "dead")).wake
-    for times in ("abc", "-inf", "nan"):
-        client.hset(f"{prefix}:{{k}}:tasks", "n:run", times)
+    tasks = f"{prefix}:{{k}}:tasks"
+    for times in ("abc", "-inf", "inf", "nan", -1e300, 1e300, [1], True):
+        record = parked_runs.records(client, tasks)["run"]
+        parked_runs.write(client, tasks, "run", {**record, "n": times})
         redis_store.parking.mark_published(wake)
 
         seconds, _ = client.time()

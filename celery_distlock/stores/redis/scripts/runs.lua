@@ -124,12 +124,18 @@ local function forget_run(run)
     return true
 end
 
+-- Returns a count of a run; 0 for what is no count, as another program may have written there.
+local function times_in(value)
+    local times = tonumber(value or 0) or 0
+    return times > 0 and times < EXACT and times or 0
+end
+
 local function times_sent(of)
-    return tonumber(of.n or 0) or 0
+    return times_in(of.n)
 end
 
 local function pushes(of)
-    return tonumber(of.d or 0) or 0
+    return times_in(of.d)
 end
 
 -- Whether the broker may have a message of a run: it was given one, or the run's caller gives it one.
