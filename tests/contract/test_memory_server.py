@@ -96,7 +96,7 @@ COMMAND = st.one_of(
     ),
     *(words("GET", NAMES), words("DEL", some(NAMES)), words("EXISTS", some(NAMES))),
     *(words("PEXPIRE", NAMES, MILLISECONDS), words("EXPIRE", NAMES, MILLISECONDS)),
-    *(words("PTTL", NAMES), words("DEL", NAMES), words("PING"), words("TIME")),
+    *(words("PTTL", NAMES), words("DEL", NAMES), words("PING", some(WORDS)), words("TIME")),
     *(words("PUBLISH", WORDS, WORDS), words("SPUBLISH", WORDS, WORDS)),
     words(st.sampled_from(sorted(each.decode() for each in COMMANDS)), st.lists(WORDS, max_size=1)),
 )

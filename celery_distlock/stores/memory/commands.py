@@ -145,8 +145,10 @@ def _expiry(keys: Keyspace, word: bytes, unit_ms: int, name: str) -> float:
 
 
 @_reads
-def ping(_: Keyspace) -> Answer:
-    return Status(b"PONG")
+def ping(_: Keyspace, *message: bytes) -> Answer:
+    if len(message) > 1:
+        raise RefusedError("wrong number of arguments for 'ping' command")
+    return message[0] if message else Status(b"PONG")
 
 
 @_reads
