@@ -98,9 +98,8 @@ class OneServer(Topology):
         self._node = Server(*node)
 
     def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
-        pool = self._node.pool(timeout)
         try:
-            return pool.receive(pool.send(calls), calls)
+            return self._node.pool(timeout).exchange(calls)
         except ANSWERLESS as error:
             return [error] * len(calls)
 
