@@ -105,6 +105,9 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
                 for run in client.zrange(record, 0, -1):
                     client.zincrby(record, -1000 * seconds, run)
                 _expire_sooner(client, record, seconds)
+            elif record.endswith(b":parked"):
+                for name in client.zrangebyscore(record, 1, "+inf"):  # 0: no sweep has marked it
+                    client.zincrby(record, -1000 * seconds, name)
             elif record.endswith(b":lock"):
                 _bring_ends_nearer(client, record, seconds)
                 # Last: a field that is set after its end makes another.

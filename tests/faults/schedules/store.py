@@ -32,7 +32,7 @@ for _, key in ipairs(KEYS) do
         redis.call('PEXPIRE', key, ttl - ms)
     end
     if redis.call('TYPE', key).ok == 'zset' and not string.find(key, ':queue$') then
-        for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+        for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, 1, '+inf')) do
             redis.call('ZINCRBY', key, -ms, member)
         end
     end
