@@ -23,7 +23,6 @@ __all__ = ["DifferenceError", "Player", "play_many"]
 
 START = 1_000_000.0  # seconds
 EPOCH = 1_700_000_000.0  # seconds
-STILL = Vocabulary(time=False)
 
 
 class Difference(NamedTuple):
@@ -47,7 +46,7 @@ class Player:
 
     def __init__(self, names: tuple[str, str], url: str = "") -> None:
         self._hears, self._is_beside_old = "server" not in names, "old" in names
-        self.vocabulary = STILL if "server" in names else Vocabulary()
+        self.vocabulary = Vocabulary("server" not in names, is_steady=self._is_beside_old)
         self._now = START
         self._number = 0
         self.stores = [self._open(name, url) for name in names]

@@ -48,17 +48,20 @@ class Vocabulary(NamedTuple):
 
     Attributes:
         time: Whether time passes; a real server's does not.
+        is_steady: Whether a run wants the same each time, as a task does whose declaration stays.
         wants: What may be wanted of a key.
         rates: What an operator may say.
         verbs: With how often each is used.
     """
 
     time: bool = True
+    is_steady: bool = False
     wants: tuple[Want, ...] = PLAIN_WANTS + RATED_WANTS
     rates: tuple[tuple[Rate, ...], ...] = ((), (), (TWO,), (FIVE, TWO))
     verbs: tuple[tuple[str, int], ...] = (
         *(("acquire", 8), ("park", 10), ("line", 4), ("wait", 7), ("send", 8), ("both", 3)),
-        *(("claim", 8), ("release", 14), ("renew", 2), ("change", 4), ("rest", 2), ("limit", 4)),
+        *(("claim", 8), ("release", 14), ("again", 3), ("renew", 2), ("change", 4)),
+        *(("rest", 2), ("limit", 4)),
         *(("woken", 6), ("cancel", 2), ("time", 6), ("sweep", 4), ("look", 6)),
     )
 
@@ -71,6 +74,8 @@ class _Draw:
         self.vocabulary = vocabulary
         self.wants = chance.choices(vocabulary.wants, k=chance.randint(1, 3))
         self.owners: list[str] = []
+        self.of_runs: dict[str, Want] = {}
+        self.runs: dict[str, str] = {}  # by owner
 
     def key(self) -> str:
         return self.chance.choice(KEYS)
@@ -84,12 +89,26 @@ class _Draw:
     def want(self) -> Want:
         return self.chance.choice(self.wants)
 
+    def asks(self, or_none: float = 0.0) -> tuple[str, Want]:
+        """Draw a run, and what it wants."""
+        run, want = self.run(or_none), self.want()
+        if run and self.vocabulary.is_steady:
+            want = self.of_runs.setdefault(run, want)
+        return run, want
+
     def owner(self) -> str:
         self.owners.append(f"o{len(self.owners) + 1}")
         return self.owners[-1]
 
     def one(self) -> str:
         return self.chance.choice(self.owners[-5:])
+
+    def given_up(self) -> tuple[str, Completion, str]:
+        """Draw an owner, what became of its run, and the run for which its key is kept."""
+        owner, run = self.one(), self.run() if self.flag(0.15) else ""
+        if run and self.vocabulary.is_steady:
+            run = self.runs.get(owner, "")
+        return owner, self.chance.choice((Completion.NO, *Completion)), run
 
     def identity(self) -> Identity | None:
         if self.flag(0.7):
@@ -107,17 +126,15 @@ class _Draw:
 
 
 _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
-    "acquire": lambda d: (d.key(), d.owner(), d.run(0.4), d.want(), d.flag(0.3), d.flag(0.3)),
-    "park": lambda d: (d.key(), d.owner(), d.run(), d.want(), d.flag(0.3)),
-    "line": lambda d: (d.key(), d.run(), d.want()),
-    "wait": lambda d: (d.key(), d.owner(), d.run(0.6), d.want(), d.flag(0.3)),
-    "send": lambda d: (d.key(), d.run(), d.want(), LEASE * d.flag(0.3), d.identity(), d.flag(0.2)),
+    "acquire": lambda d: (d.key(), d.owner(), *d.asks(0.4), d.flag(0.3), d.flag(0.3)),
+    "park": lambda d: (d.key(), d.owner(), *d.asks(), d.flag(0.3)),
+    "line": lambda d: (d.key(), *d.asks()),
+    "wait": lambda d: (d.key(), d.owner(), *d.asks(0.6), d.flag(0.3)),
+    "send": lambda d: (d.key(), *d.asks(), LEASE * d.flag(0.3), d.identity(), d.flag(0.2)),
     "both": lambda d: (d.owner(), d.owner(), d.run(0.5), (d.want(), d.want()), d.flag(), d.flag()),
     "claim": lambda d: (d.key(), d.owner(), d.run(), d.flag(0.3)),
     "release": lambda d: (
-        d.one(),
-        d.chance.choice((Completion.NO, *Completion)),
-        d.run() if d.flag(0.15) else "",
+        *d.given_up(),
         d.flag(0.7),
     ),
     "again": lambda d: (d.one(),),
@@ -136,6 +153,7 @@ _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
     "sweep": lambda d: (d.key(),),
     "look": lambda d: (d.key(),),
 }
+_BY_OWNERS = ("acquire", "park", "wait", "claim")
 _OF_OWNERS = ("release", "again", "renew", "change", "rest")
 
 
@@ -153,5 +171,7 @@ def new_schedule(seed: str, vocabulary: Vocabulary) -> Schedule:
             continue
         (verb,) = draw.chance.choices(names, weights)
         if draw.owners or verb not in _OF_OWNERS:
-            steps.append(Step(verb, _FACTS[verb](draw)))
+            steps.append(Step(verb, facts := _FACTS[verb](draw)))
+            if verb in _BY_OWNERS:
+                draw.runs[facts[1]] = facts[2]
     return (*steps, Step("look", ("a",)), Step("look", ("b",)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest
+from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.values import (
     ALONE,
@@ -86,7 +87,7 @@ class StoreSide:
         elif step.verb == "release" and step.facts[1] is Completion.NO:
             return step.facts[0] in self._requests and self._requests[step.facts[0]].retain
         elif not runs.isdisjoint(self._unsettled):
-            return step.verb in ("send", "claim", "acquire", "again", "both")
+            return step.verb in ("send", "claim", "acquire", "park", "wait", "again", "both")
         is_claim = step.verb in ("acquire", "park", "line", "wait", "claim", "both", "again")
         return is_claim and any(
             (key, run) in self._wakes for key in keys & self._acted for run in runs
@@ -104,7 +105,7 @@ class StoreSide:
         """Note what was woken, and return what is seen of it."""
         wakes = [] if wake is None else [wake._replace(also=()), *wake.also]
         for each in wakes:
-            self._wakes[each.name.partition("-")[0].strip("{"), each.run] = each
+            self._wakes[each.name.partition("-")[0], each.run] = each
         return tuple((each.run, each.envelope, each.returned, each.published) for each in wakes)
 
     def _ask(self, request: AcquireRequest) -> Any:
@@ -167,7 +168,7 @@ class StoreSide:
         request = SendRequest(self._name(key), run, park, want, delay, (), identity, paced)
         reply = self._store.calls.send(request)
         if reply.sent is Sent.GO:
-            self._wakes[key, run] = WokenTask(f"{{{self._name(key)}}}", run, park.envelope)
+            self._wakes[key, run] = WokenTask(self._name(key), run, park.envelope)
         return (reply.sent, self._noted(reply.wake))
 
     def _both(
@@ -210,7 +211,7 @@ class StoreSide:
 
     def _again(self, owner: str) -> Any:
         request = self._requests.get(owner)
-        is_there = request and (not request.queue or owner in self._inboxes)
+        is_there = request and (not isinstance(request.queue, Inbox) or owner in self._inboxes)
         return self._ask(request) if is_there else None
 
     def _renew(self, owner: str) -> Any:
@@ -267,7 +268,7 @@ class StoreSide:
         state = self._store.inspect(name)
         if self._is_beside_old and state.starts:  # they see what lapsed reservations free
             state = state._replace(opens=None)
-        return (_state(state), waiters, bearer, called)
+        return (_state(state), waiters, bearer, sorted(called))
 
 
 def _in_line(waiters: list[Waiter]) -> tuple[Any, ...]:

@@ -559,7 +559,7 @@ local function make_alone(grant, for_ms)
     local was = string.format('%d %d %d', grant.units, grant.slot, known_number(key.capacity))
     local owner, run = grant.owner, grant.run
     grant.ends = math.max(grant.ends, math.ceil(now_ms + for_ms))
-    grant.units, grant.slot = 0, -1
+    grant.units, grant.slot, grant.stage, grant.place = 0, -1, HELD, 0
     outlive(grant.ends)
     local token = mint() or key.token
     redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant), 'was', was)

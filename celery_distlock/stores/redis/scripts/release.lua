@@ -46,7 +46,7 @@ local function note_completion(grant)
     if ended == '3' then
         note_settling(run)
     elseif ended ~= '0' then
-        local was_parked, again = of and forget_run(run), may_come_again(grant)
+        local was_parked, again = of and forget_run(run), may_come_again(grant or held_by(run))
         if was_parked or ended == '2' or again then
             record_end(run, grant and not again and not (of and of.x))
         end
