@@ -76,7 +76,7 @@ class StandRequest(NamedTuple):
     """
     A request that a run takes all of its keys, or waits for them.
 
-    See :meth:`celery_distlock.stores.queue_parts.Parking.stand`.
+    See :meth:`celery_distlock.stores.queue_parts.Parking.try_all`.
 
     Attributes:
         run: As in `AcquireRequest`.
