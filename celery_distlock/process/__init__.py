@@ -1,1 +1,1 @@
-"""What a process needs of its own: threads that work in the background, and forks that are safe."""
+"""Per-process resources: background threads, fork safety and cleanup at exit."""

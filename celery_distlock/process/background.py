@@ -1,4 +1,4 @@
-"""Threads that do in the background what nobody is to wait for: one queue and one thread each."""
+"""Background threads: each has one queue, so that callers need not wait for slow work."""
 
 import logging
 import queue
@@ -16,8 +16,8 @@ __all__ = ["LAST_MOMENT", "Background", "BackgroundNotifier", "finish_all"]
 logger = logging.getLogger(__name__)
 
 INTERVAL = 2.0  # seconds between rounds
-MOST = 10_000  # notifications that wait; while nobody takes them, further ones are dropped
-LAST_MOMENT = 1.0  # seconds that the end of the process waits for each notifier
+MOST = 10_000  # queued notifications; further ones are dropped until the thread catches up
+LAST_MOMENT = 1.0  # seconds that the process waits for each notifier when it exits
 
 Call = Callable[[], object]
 _Calls = queue.SimpleQueue[Call | None]
@@ -25,15 +25,16 @@ _Calls = queue.SimpleQueue[Call | None]
 
 class Background:
     """
-    A named daemon thread that does calls one after the other, and survives what they raise.
+    A daemon thread that executes submitted calls one at a time and survives their exceptions.
 
-    It starts with the first call, and again with the first one in a forked child, where nothing
-    waits: the parent does what was submitted there. All methods may be called from any thread.
+    The thread starts at the first call. A forked child starts with an empty queue and starts its
+    own thread at its first call; the parent executes the calls that were submitted in the parent.
+    All methods may be called from any thread.
 
     Args:
-        name: The thread's.
-        failed: What the log says when a call raises.
-        limit: Calls that wait at most; further ones are dropped. None: any number.
+        name: The thread's name.
+        failed: The message to log when a call raises.
+        limit: The most calls that may be queued; further ones are dropped. None: no limit.
     """
 
     def __init__(self, name: str, failed: str, *, limit: int | None = None) -> None:
@@ -46,10 +47,10 @@ class Background:
 
     def submit(self, call: Call) -> bool:
         """
-        Have *call* done soon; return False if it was dropped because too many wait.
+        Queue *call*; return False if it was dropped because the queue is full.
 
         Raises:
-            RuntimeError: The interpreter ends, and starts no more threads.
+            RuntimeError: The interpreter is shutting down and cannot start a thread.
         """
         calls = self._calls or self._start()
         if self._limit is not None and calls.qsize() >= self._limit:
@@ -58,57 +59,58 @@ class Background:
         return True
 
     def start(self) -> None:
-        """See that the thread runs."""
+        """Start the thread unless it is running."""
         if self._calls is None:
             self._start()
 
     @property
     def waiting(self) -> int:
-        """How many calls wait, without the one that is being done."""
+        """The number of queued calls, without the one in progress."""
         return self._calls.qsize() if self._calls is not None else 0
 
     def discard(self, unwanted: Callable[[Call], bool]) -> None:
-        """Drop the *unwanted* of the calls that wait; the others may change their order."""
+        """Drop the queued calls that are *unwanted*; the order of the others may change."""
         calls = self._calls
         for _ in range(self.waiting):
             try:
-                call = calls.get_nowait()  # type: ignore[union-attr]  # or none waited
+                call = calls.get_nowait()  # type: ignore[union-attr]  # None: no calls
             except queue.Empty:
                 return
             if call is None or not unwanted(call):
                 calls.put(call)  # type: ignore[union-attr]
 
     def stop(self) -> None:
-        """End the thread after what was submitted until now; does not wait for it."""
+        """End the thread after the calls submitted so far, without waiting for it."""
         if self._calls is not None:
             self._calls.put(None)
 
     def finish(self, timeout: float) -> None:
-        """Do what was submitted until now, for *timeout* seconds at most, and end the thread."""
+        """Wait up to *timeout* seconds for the calls submitted so far, and end the thread."""
         if self._calls is not None:
             self._calls.put(None)
             self._thread.join(timeout)
 
     def catch_up(self, timeout: float) -> None:
-        """Wait until what was submitted until now is done, for *timeout* seconds at most."""
+        """Wait up to *timeout* seconds for the calls submitted so far."""
         if self._calls is not None and self._thread.is_alive():
             done = threading.Event()
             self._calls.put(done.set)
             done.wait(timeout)
 
     def begin_anew(self) -> None:
-        """Forget the thread and what waits for it, in a forked child."""
+        """Forget the thread and its queue, in a forked child."""
         self._calls = None
         self._mutexes = {}
 
     def _start(self) -> _Calls:
-        # None of it before: whoever imports us may have gevent put its own queues, threads and
-        # mutexes in. While a thread starts, gevent goes on with others, who wait here; and a
-        # signal's handler may come, who takes a lock and must not wait for its own thread.
+        # Created only now, because gevent may patch queues, threads and mutexes after the import
+        # of this module. The mutex makes the greenlets wait that gevent runs while the thread
+        # starts. It is reentrant because a signal handler may interrupt this thread here and
+        # acquire a lock, and must not deadlock with its own thread.
         with self._mutexes.setdefault(None, threading.RLock()):
             if self._calls is None:
-                # A simple queue is C code: an exception that a time limit raises in a thread that
-                # submits cannot leave it locked.
+                # A SimpleQueue is implemented in C: a time limit's exception in a submitting thread
+                # cannot leave it locked.
                 calls: _Calls = queue.SimpleQueue()
                 thread = threading.Thread(
                     target=self._run, args=(calls,), name=self._name, daemon=True
@@ -116,30 +118,30 @@ class Background:
                 thread.start()
                 if self._calls is None:
                     self._thread, self._calls = thread, calls
-                else:  # such a handler has started another
+                else:  # such a signal handler has started another thread
                     calls.put(None)
             return self._calls
 
     def _run(self, calls: _Calls) -> None:
         while (call := calls.get()) is not None:
             self._do(call)
-            del call  # or it would be kept until the next one comes
+            del call  # else it would be referenced until the next one
 
     def _do(self, call: Call) -> None:
         try:
             call()
-        except BaseException:  # noqa: BLE001  # whatever it is, the next one is to be done
+        except BaseException:  # noqa: BLE001  # the thread must survive
             say(logger, logging.ERROR, self._failed, exc_info=True)
 
 
 class BackgroundNotifier(Background):
     """
-    Tells others what happened to locks, and is given a last moment at the end of the process.
+    Emits notifications about locks in the background, and those left when the process exits.
 
     Args:
-        name: The thread's, which starts when there is something to tell.
-        every_round: Called every two seconds from then on, and at the process's end; never twice at
-            a time.
+        name: The thread's name. It starts at the first notification.
+        every_round: Called every two seconds from then on and when the process exits, never
+            concurrently.
     """
 
     def __init__(self, name: str, every_round: Call | None = None) -> None:
@@ -149,7 +151,7 @@ class BackgroundNotifier(Background):
         _notifiers.add(self)
 
     def go_round(self) -> None:
-        """Do a round now, in this thread, after one that is under way."""
+        """Run `every_round` now in this thread, after one in progress."""
         with self._rounds:
             if self._every_round is not None:
                 self._do(self._every_round)
@@ -189,7 +191,7 @@ def _begin_anew() -> None:
 
 
 def finish_all(**_: object) -> None:
-    """Have all notifiers tell what is left, for a moment each; called where a process ends."""
+    """Flush all notifiers when the process exits, up to `LAST_MOMENT` seconds each."""
     for each in list(_notifiers):
         each.finish(LAST_MOMENT)
 

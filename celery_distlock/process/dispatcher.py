@@ -1,9 +1,9 @@
 """
-Sends what a release has woken, in a thread: who releases gives the broker a moment, and goes on.
+Sends the tasks that a release has woken, in a thread: the caller waits for a moment at most.
 
-A task's release is within its time limit and before its result is stored, web code's is within a
-request, and that of a dead process's keys is before the next one's: none of them is to wait for
-as long as a broker that hangs keeps a socket busy. What is not sent in time, a sweep finds.
+A task releases its lock within its time limit and before its result is stored, web code within a
+request, and the cleanup after a dead process before it turns to the next one. None of them may
+block for as long as a hanging broker keeps a socket busy. A sweep sends what is not sent in time.
 """
 
 import enum
@@ -21,18 +21,18 @@ __all__ = ["PATIENCE", "UNSENT", "Outcome", "dispatch"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.25  # seconds that who releases waits at most
-_NOT_SENT = "what a release has woken was not sent; the next sweep sends it"
-UNSENT = 2.0  # seconds after which a sweep sends it
-MOST = 300  # calls that wait while the broker hangs, each with a message; a sweep finds the others
+PATIENCE = 0.25  # longest wait of a caller that releases, in seconds
+_NOT_SENT = "a task woken by a release was not sent; the next sweep sends it"
+UNSENT = 2.0  # seconds after which a sweep sends a woken task again
+MOST = 300  # queued calls while the broker hangs, each with a message; a sweep sends the others
 
 
 class Outcome(enum.Enum):
-    """What became of a call."""
+    """The outcome of :func:`dispatch`."""
 
     DONE = "done"
-    PENDING = "is done later, or left to a sweep"
-    REFUSED = "is not done: too many wait"
+    PENDING = "will be done later, or is left to a sweep"
+    REFUSED = "is not done: the queue is full"
 
 
 @dataclass(slots=True)
@@ -43,8 +43,8 @@ class _Entry:
     came_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        # A plain lock is C code, as the queue is: an exception that a time limit raises in the
-        # thread that waits cannot leave it in a state that would hang the one that sends.
+        # A plain lock is implemented in C, like the queue: a time limit's exception in the waiting
+        # thread cannot leave it in a state that would hang the sending thread.
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -64,41 +64,41 @@ class _Dispatcher:
 
     @property
     def hangs(self) -> bool:
-        """Whether the broker has kept somebody waiting in vain and has not answered since."""
+        """Whether a caller gave up waiting for the broker, which has not answered since."""
         return self._hangs
 
     @property
     def waiting(self) -> int:
-        """How many calls wait behind the one that is being sent."""
+        """The number of calls queued behind the one in progress."""
         return self._background.waiting
 
     def dispatch(self, send: Callable[[], object], patience: float | None) -> Outcome:
         hangs, entry = self._hangs, _Entry(send, self._work)
         if hangs:
-            # What a sweep sends by now is left out, so that its messages are not kept.
+            # Drop late calls, which a sweep sends instead, so that their messages are not kept.
             self._background.discard(lambda each: isinstance(each, _Entry) and each.is_late)
             if self.waiting >= MOST:
                 return Outcome.REFUSED
         try:
             self._background.submit(entry)
-        except RuntimeError:  # the interpreter ends, and starts no more threads
+        except RuntimeError:  # the interpreter is shutting down and starts no thread
             send()
             return Outcome.DONE
         if patience is None:
-            patience = 0.0 if hangs else PATIENCE  # one wait is enough
+            patience = 0.0 if hangs else PATIENCE  # one caller has waited already
         if entry.done.acquire(timeout=patience):
             return Outcome.DONE
         with self._mutex:
             if entry.done.acquire(blocking=False):
                 return Outcome.DONE
-            self._hangs = True  # until it goes on
+            self._hangs = True  # until the thread completes this call
         return Outcome.PENDING
 
     def _work(self, entry: _Entry) -> None:
         try:
             if not entry.is_late:
                 entry.send()
-        except BaseException:  # whatever it is, who waits is to know that it is over
+        except BaseException:  # the caller must be released all the same
             logger.exception(_NOT_SENT)
         with self._mutex:
             self._hangs = False
@@ -107,14 +107,14 @@ class _Dispatcher:
 
 def dispatch(send: Callable[[], object], *, patience: float | None = None) -> Outcome:
     """
-    Call *send*; return when it is done, but after a moment at the latest. What it raises is logged.
+    Call *send* in a thread and wait for it, for a moment at most. What it raises is logged.
 
-    If it waits behind others until a sweep has taken its part, it is not called; while a broker
-    hangs, no more than some hundred wait.
+    A call that is still queued when a sweep sends its task instead is dropped. While the broker
+    hangs, at most `MOST` calls are queued.
 
     Args:
         send: What to call.
-        patience: Seconds to wait instead, whatever is known of the broker.
+        patience: Seconds to wait. None: `PATIENCE`, or 0 while the broker hangs.
     """
     return _dispatcher.value.dispatch(send, patience)
 

@@ -1,13 +1,14 @@
 """
-Forks and the end of the process: the one place where what belongs to one process is registered.
+Callbacks for forks and for the exit of the process, registered in one place.
 
-- `no_fork` keeps other threads from forking while one does what a child could not go on with. A
-  worker's main process forks its pool's processes at any time, and kombu's pools and redis-py's
-  have locks: one that a thread has at that moment stays locked in the child, which hangs at its
-  first message to the broker, or, with redis-py 8, before its first task.
-- `PerProcess` is a value that a forked child makes anew; `begin_anew` registers a callback. They
+- `no_fork` keeps other threads from forking during a block whose state a child could not use. A
+  worker's main process forks its pool's processes at any time, and the connection pools of kombu
+  and redis-py have locks. A lock that another thread holds at that moment stays locked in the
+  child, which then hangs at its first message to the broker or, with redis-py 8, before its first
+  task.
+- `PerProcess` is a value that a forked child re-creates; `begin_anew` registers a callback. They
   are called in the order of `ForkStage`, and within a stage in the order of their registration.
-- `at_exit` registers what is given a last moment at the end, in the order of `ExitStage`.
+- `at_exit` registers cleanup at the exit of the process, in the order of `ExitStage`.
 """
 
 import atexit
@@ -24,8 +25,8 @@ __all__ = ["ExitStage", "ForkStage", "PerProcess", "at_exit", "begin_anew", "no_
 
 logger = logging.getLogger(__name__)
 
-# Seconds from when a thread began that a fork waits for it; then it is done all the same, and the
-# child may hang.
+# Longest delay of a fork, in seconds from when the other thread entered its block. After that the
+# fork happens all the same, and the child may hang.
 PATIENCE = 0.25
 _POLL = 0.001
 
@@ -34,17 +35,17 @@ Callback = Callable[[], object]
 
 
 class ForkStage(enum.IntEnum):
-    """When something begins anew in a child: each stage may use what the stages before it made."""
+    """Order of the callbacks in a forked child: a stage may use the results of earlier ones."""
 
-    IDENTITY = enum.auto()  # random numbers, owners' names
-    CONNECTIONS = enum.auto()  # sockets that are the parent's
-    HOLDS = enum.auto()  # what the parent's threads hold
-    THREADS = enum.auto()  # threads that do not run in the child
-    TELEMETRY = enum.auto()  # what the parent has seen, and reports itself
+    IDENTITY = enum.auto()  # random numbers, names of owners
+    CONNECTIONS = enum.auto()  # sockets of the parent
+    HOLDS = enum.auto()  # locks that the parent's threads hold
+    THREADS = enum.auto()  # threads that do not exist in the child
+    TELEMETRY = enum.auto()  # events that the parent reports itself
 
 
 class ExitStage(enum.IntEnum):
-    """When something is finished at the end of the process: releases are still reported."""
+    """Order of the callbacks at exit: releases come first, so that they are still reported."""
 
     RELEASES = enum.auto()
     NOTIFICATIONS = enum.auto()
@@ -52,13 +53,13 @@ class ExitStage(enum.IntEnum):
 
 class PerProcess(Generic[T]):
     """
-    A value of this process: made when it is first read, and again in a forked child.
+    A value of this process: created when it is first read, and again in a forked child.
 
-    Not made before, because whoever imports us may have gevent put its own locks and threads in.
+    It is not created at import time, because gevent may patch locks and threads after that.
 
     Args:
-        make: Makes the value. Two threads may both call it; one result is kept.
-        stage: When a child forgets the parent's.
+        make: Creates the value. Two threads may both call it; one result is kept.
+        stage: The stage at which a child forgets the parent's value.
     """
 
     value: T
@@ -67,7 +68,7 @@ class PerProcess(Generic[T]):
         self._make = make
         begin_anew(self.reset, stage)
 
-    def __getattr__(self, name: str) -> Any:  # only of what is not there
+    def __getattr__(self, name: str) -> Any:  # called for missing attributes only
         if name != "value":
             raise AttributeError(name)
         return self.__dict__.setdefault("value", self._make())
@@ -78,26 +79,26 @@ class PerProcess(Generic[T]):
         return "value" in self.__dict__
 
     def reset(self) -> None:
-        """Forget the value; the next read makes another."""
+        """Forget the value; the next read creates another."""
         self.__dict__.pop("value", None)
 
 
 _in_child: dict[ForkStage, list[Callback]] = {stage: [] for stage in ForkStage}
 _last: dict[ExitStage, list[Callback]] = {stage: [] for stage in ExitStage}
-_busy: dict[int, float] = {}  # threads, by their identifiers, and until when a fork waits for them
-_gate = threading.Lock()  # closed while somebody forks
+_busy: dict[int, float] = {}  # until when a fork waits for a thread, by its identifier
+_gate = threading.Lock()  # held while a thread forks
 _fork = threading.local()
 
 
 def begin_anew(callback: Callback, stage: ForkStage) -> None:
-    """Call *callback* in each child that this process forks. What it raises is logged."""
+    """Call *callback* in each forked child. What it raises is logged."""
     _in_child[stage].append(callback)
 
 
 def at_exit(callback: Callback, stage: ExitStage) -> None:
-    """Call *callback* when the interpreter ends. What it raises is logged."""
+    """Call *callback* when the interpreter exits. What it raises is logged."""
     if not any(_last.values()):
-        atexit.register(_call_all, _last)  # late, so that it is called before what was there
+        atexit.register(_call_all, _last)  # atexit calls the last registered first
     _last[stage].append(callback)
 
 
@@ -107,14 +108,14 @@ def _call_all(stages: dict[Any, list[Callback]]) -> None:
             try:
                 callback()
             except Exception:
-                logger.exception("%r went wrong at %s", callback, stage.name.lower())
+                logger.exception("the callback %r failed at stage %s", callback, stage.name.lower())
 
 
 @contextmanager
 def no_fork(patience: float | None = None) -> Iterator[None]:
-    """Let no other thread fork in this block, for *patience* seconds at most; None: `PATIENCE`."""
+    """Delay forks by other threads during this block, for *patience* seconds (`PATIENCE`)."""
     thread = threading.get_ident()
-    outer = _busy.get(thread)  # who forks waits for that, and may have closed the gate
+    outer = _busy.get(thread)  # nested: a forking thread may hold the gate and wait for us
     with _gate if outer is None else nullcontext():
         until = time.monotonic() + (PATIENCE if patience is None else patience)
         _busy[thread] = max(until, outer or 0.0)
@@ -135,7 +136,7 @@ def _before_fork() -> None:
 
 
 def _is_busy() -> bool:
-    """Whether a thread is in a block that may soon be left: one that hangs is not waited for."""
+    """Whether another thread is in a `no_fork` block whose time is not over yet."""
     here, now = threading.get_ident(), time.monotonic()
     return any(until > now for thread, until in _busy.copy().items() if thread != here)
 
@@ -146,7 +147,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    global _gate  # noqa: PLW0603  # who closed it may be no thread of the child's
+    global _gate  # noqa: PLW0603  # its holder may not exist in the child
     _gate = threading.Lock()
     _busy.clear()
     _call_all(_in_child)

@@ -1,4 +1,4 @@
-"""Whether gevent or eventlet has put its own threads in the place of Python's."""
+"""Detects whether gevent or eventlet has patched Python's threads."""
 
 import sys
 from typing import Any
@@ -19,5 +19,5 @@ def eventlet_patched() -> bool:
 
 
 def greenlets_library() -> str:
-    """Return the name of the one that has patched threads, or an empty string."""
+    """Return the name of the library that has patched threads, or an empty string."""
     return "gevent" if gevent_patched() else "eventlet" if eventlet_patched() else ""

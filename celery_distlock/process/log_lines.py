@@ -1,4 +1,4 @@
-"""Log lines of threads that have to live on."""
+"""Logging for background threads that must survive a failing log handler."""
 
 import logging
 from contextlib import suppress
@@ -8,6 +8,6 @@ __all__ = ["say"]
 
 
 def say(logger: logging.Logger, level: int, text: str, *args: object, **more: Any) -> None:
-    """Log it if that can be: a handler that raises, its server away, is not to end the thread."""
+    """Log a line, and ignore exceptions of the handlers, for example if a log server is down."""
     with suppress(Exception):
         logger.log(level, text, *args, stacklevel=2, **more)

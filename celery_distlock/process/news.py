@@ -1,8 +1,8 @@
 """
-What the watchdog, and the stores that it asks, tell others of leases, by a thread of its own.
+Lease signals and log lines, emitted by their own thread for the watchdog and its stores.
 
-A signal's receiver, or a log's handler, may hang with what it reports to: nobody would renew the
-leases meanwhile, or tell of further losses.
+A receiver of a signal or a log handler may block. In the watchdog's thread it would delay renewals
+and the reports of further losses.
 """
 
 import logging
@@ -19,7 +19,7 @@ _notifier = BackgroundNotifier("distlock-news")
 
 
 def tell(call: Callable[[], object]) -> None:
-    """Have *call* made soon; at once where there can be no more threads."""
+    """Queue *call* for the thread; call it now if no thread can be started."""
     try:
         _notifier.submit(call)
     except RuntimeError:
@@ -27,5 +27,5 @@ def tell(call: Callable[[], object]) -> None:
 
 
 def log(logger: logging.Logger, level: int, text: str, *args: object, **more: Any) -> None:
-    """Have a line logged soon, if that can be."""
+    """Queue a log line; errors of log handlers are ignored."""
     tell(partial(say, logger, level, text, *args, **more))

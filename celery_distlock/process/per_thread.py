@@ -1,4 +1,4 @@
-"""What each thread has of its own, or each greenlet where those stand for threads."""
+"""Values per thread, or per greenlet where gevent or eventlet has patched threads."""
 
 import threading
 from collections.abc import Callable
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 class PerThread(Generic[T]):
     """
-    A value of each thread: made when the thread first reads it.
+    A value per thread, created when the thread first reads it.
 
-    gevent and eventlet may replace `threading.local` after this was made, and read: from then on,
-    each greenlet has a value.
+    gevent and eventlet may replace `threading.local` after this was created and read. From then
+    on, each greenlet has its own value.
 
     Args:
-        make: Makes the value.
+        make: Creates the value.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:

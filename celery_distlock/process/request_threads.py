@@ -1,8 +1,8 @@
 """
-A few threads that make requests for coroutines: what may block is done there, and awaited.
+Threads that make blocking requests on behalf of coroutines.
 
-They begin when there is something to do and end when there is not. They are daemon threads, other
-than those of :mod:`concurrent.futures`: a server that hangs does not keep a process from ending.
+They start on demand and end when idle. Unlike those of :mod:`concurrent.futures` they are daemon
+threads: a server that hangs does not keep a process from exiting.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ __all__ = ["RequestThreads"]
 
 logger = logging.getLogger(__name__)
 
-MOST = 8  # threads; a request takes a fraction of a millisecond, and no waiting is done in one
-IDLE = 5.0  # seconds that a thread waits for another request before it ends
-LAST_MOMENT = 1.0  # seconds that the end of the process waits for what has to be done
+MOST = 8  # threads; a request takes a fraction of a millisecond and never waits for a lock
+IDLE = 5.0  # seconds without a request after which a thread ends
+LAST_MOMENT = 1.0  # seconds that the process waits for unfinished requests when it exits
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class RequestThreads:
     Threads for requests of one kind; any number of event loops may use them.
 
     Args:
-        name: The threads'.
+        name: The name of the threads.
     """
 
     def __init__(self, name: str) -> None:
@@ -40,7 +40,7 @@ class RequestThreads:
         self._calls: queue.SimpleQueue[_Call[Any]] = queue.SimpleQueue()
         self._mutex = threading.Lock()
         self._threads = 0
-        self._unfinished = 0  # calls, those included that a thread is at
+        self._unfinished = 0  # calls, including those in progress
         _all.add(self)
 
     async def call(
@@ -56,10 +56,10 @@ class RequestThreads:
         Args:
             function: What to call.
             undo: Called once if the caller does not get the result: *function* raised, the caller
-                was cancelled or is late, or its loop was closed. Not while *function* runs; a
-                function that has not begun by then is not called. Does not block. Without it,
-                *function* is called whatever becomes of the caller.
-            timeout: Seconds.
+                was cancelled or timed out, or its loop was closed. It is called after *function*
+                has ended; a function that has not started by then is not called. It must not
+                block. Without *undo*, *function* is called even if the caller is gone.
+            timeout: Seconds. None: wait without a limit.
 
         Raises:
             TimeoutError: There was no result within *timeout* seconds.
@@ -68,7 +68,7 @@ class RequestThreads:
         self._submit(call)
         try:
             return await call.result(timeout)
-        except BaseException:  # cancelled, say; or thrown away with its loop: nothing is awaited
+        except BaseException:  # cancelled, timed out, or closed with its loop: must not await here
             call.abandon()
             raise
 
@@ -81,7 +81,7 @@ class RequestThreads:
             self._threads += 1
         try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        except RuntimeError:  # there can be no more threads
+        except RuntimeError:  # no thread can be started
             with self._mutex:
                 self._threads -= 1
                 alone = self._threads == 0
@@ -99,7 +99,7 @@ class RequestThreads:
                         return
                 continue
             self._do(call)
-            del call  # or who asked would be kept until the next one comes
+            del call  # else its caller would be referenced until the next one
 
     def _do(self, call: "_Call[Any]") -> None:
         try:
@@ -109,13 +109,13 @@ class RequestThreads:
                 self._unfinished -= 1
 
     def finish(self, until: float) -> None:
-        """Let be done what was submitted, until then."""
+        """Wait for the submitted calls, until the monotonic time *until* at the latest."""
         while self._unfinished and self._threads and time.monotonic() < until:
             time.sleep(0.01)
 
 
 class _Call(Generic[T]):
-    """What a thread does for a coroutine, and what becomes of it if that is gone."""
+    """One call for a coroutine, which is undone if the coroutine no longer wants its result."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Call(Generic[T]):
         error: BaseException | None = None
         try:
             result = self._function()
-        except BaseException as raised:  # noqa: BLE001  # it is the caller's
+        except BaseException as raised:  # noqa: BLE001  # raised in the caller
             error = raised
         with self._mutex:
             self._runs = False
@@ -162,10 +162,10 @@ class _Call(Generic[T]):
                 self.abandon()
         else:
             self._call_undo()
-        del error  # or its traceback would keep this frame, and what the caller asked for
+        del error  # its traceback would keep this frame and the result alive
 
     def abandon(self) -> None:
-        """Undo what was done, now or when it has been done."""
+        """Undo the call: now, or when it has ended if it is in progress."""
         with self._mutex:
             if self._abandoned:
                 return
@@ -188,7 +188,7 @@ class _Call(Generic[T]):
         try:
             self._undo()
         except Exception:
-            logger.exception("what a coroutine has left behind was not undone")
+            logger.exception("could not undo a request whose result a coroutine did not get")
 
 
 def _finish() -> None:
