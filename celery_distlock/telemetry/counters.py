@@ -1,8 +1,8 @@
 """
-Counts what happens to locks, for metrics: in this process, and every two seconds into the store.
+Counters for metrics: collected in this process and added to the store every two seconds.
 
-If a process is killed, what it counted in its last two seconds is lost.
-:meth:`CountingStore.counts` returns the sums over all processes, since the store began to count.
+If a process is killed, its counts of the last two seconds are lost.
+:meth:`CountingStore.counts` returns the sums over all processes since the store began to count.
 """
 
 import bisect
@@ -19,7 +19,7 @@ __all__ = ["BUCKETS", "Counters", "Sample", "samples"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds; the upper ends of the buckets in which waits and holds are counted.
+# Upper bounds of the histogram buckets for waits and holds, in seconds.
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 _COUNTED = {
@@ -45,11 +45,11 @@ class Sample(NamedTuple):
     One counter.
 
     Attributes:
-        name: ``acquired``, ``conflicts``, ...; ``wait`` and ``hold`` for the times.
+        name: ``acquired``, ``conflicts``, ...; ``wait`` and ``hold`` for durations.
         task: The task's name; empty for a ``Lock``.
-        bucket: Of a time, the upper end in seconds of its bucket: of those that are no shorter than
-            the bucket before; ``sum`` for all of them added up; else empty.
-        value: How many, or the sum in seconds.
+        bucket: For durations: the upper bound of the bucket in seconds, where the value counts this
+            bucket alone, not the ones below; or ``sum`` for their sum. Else empty.
+        value: The count, or the sum in seconds.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Sample(NamedTuple):
     value: float
 
 
-_refused: WeakSet[Store] = WeakSet()  # the stores that are known to refuse counts
+_refused: WeakSet[Store] = WeakSet()  # stores that have refused counts before
 
 
 class Counters:
-    """Counts events by the store in which they happened, until `flush`."""
+    """Collects counts per store until `flush`."""
 
     def __init__(self) -> None:
         self._counts: dict[CountingStore, Counter[str]] = {}
@@ -72,10 +72,10 @@ class Counters:
         Count the event *name*.
 
         Args:
-            store: Where it happened; if it cannot count, nothing is counted.
-            name: A signal's, or ``swept``.
+            store: The store of the lock; if it cannot count, nothing is counted.
+            name: The name of a signal, or ``swept``.
             task: The task's name; empty for a ``Lock``.
-            facts: The signal's arguments; grants and releases have times, which are counted, too.
+            facts: The signal's arguments; the durations of grants and releases are counted, too.
         """
         counted = _COUNTED.get(name)
         if counted is None or Ability.COUNT not in store.abilities:
@@ -91,20 +91,20 @@ class Counters:
             counts[f"{what}|sum|{task}"] += seconds
 
     def flush(self) -> None:
-        """Add the counts to those in the stores, once; a store that does not answer loses them."""
+        """Add the counts to the stores, without a retry: those of an unavailable store are lost."""
         for store, counts in self._counts.items():
             try:
                 store.count(counts)
             except StoreUnavailableError as error:
                 logger.info(
-                    "the last counts of locks are lost, the store %s does not answer: %s",
+                    "the latest lock counts are lost, the store %s does not answer: %s",
                     store.identity,
                     error,
                 )
-            except Exception as error:  # noqa: BLE001  # whatever one raises, the next one is asked
+            except Exception as error:  # noqa: BLE001  # the other stores follow
                 report = logger.debug if store in _refused else logger.warning
                 report(
-                    "the store %s does not take counts, so metrics lack them: %r",
+                    "the store %s refuses lock counts, so metrics lack them: %r",
                     store.identity,
                     error,
                 )
@@ -113,15 +113,15 @@ class Counters:
 
 def samples(store: Store) -> list[Sample]:
     """
-    Return all that was ever counted in *store*.
+    Return all counters of *store*.
 
     Raises:
-        StoreError: It cannot count, or does not answer.
+        StoreError: *store* cannot count, or does not answer.
     """
     found = []
     for field, value in CountingStore.of(store).counts().items():
         name, _, rest = field.partition("|")
         bucket, bar, task = rest.partition("|")
-        if bar:  # else it is not of this version
+        if bar:  # else it was written by another version
             found.append(Sample(name, task, bucket, value))
     return found

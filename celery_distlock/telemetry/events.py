@@ -1,11 +1,12 @@
 """
-Celery events for what happens to locks: ``distlock-acquired``, ``distlock-parked``, ...
+Celery events about locks: ``distlock-acquired``, ``distlock-parked``, ...
 
-Sent where a worker sends events at all (``-E``, or ``celery control enable_events``), and by a
-thread, so that a broker that is away holds up no task. An event has the name of a signal and its
-arguments, besides ``task`` and ``uuid`` where it is about a task. They are in a group of their own:
-one of ``task-`` is shown as the task's state. So there are two of these: ``task-parked``, and
-``task-running`` when such a task has its key, as Celery's STARTED cannot follow another state.
+They are sent if the worker sends events (``-E``, or ``celery control enable_events``), by a thread,
+so that an unavailable broker delays no task. An event has the name and the arguments of a signal,
+and ``task`` and ``uuid`` if it is about a task. The events have their own group, since monitors
+show an event of the group ``task-`` as the state of the task. Two events are in that group on
+purpose: ``task-parked``, and ``task-running`` when a parked task has got its key, because Celery's
+STARTED cannot follow another state.
 """
 
 import contextlib
@@ -25,18 +26,18 @@ __all__ = ["send", "set_source", "source"]
 logger = logging.getLogger(__name__)
 
 _STATES = {"task_parked": "task-parked", "task_woken": "task-running"}
-QUIET = 5.0  # seconds for which nothing is sent after the broker did not take an event
+QUIET = 5.0  # seconds without events after one could not be sent
 
 
 class _Source(NamedTuple):
-    """The worker whose events they are."""
+    """The worker that sends the events."""
 
     app: Celery
     nodename: str
 
 
 class _Sender:
-    """Sends events, by a connection that is made for the first one."""
+    """Sends events through a connection that is opened for the first one."""
 
     def __init__(self) -> None:
         self._connection: Any = None
@@ -50,9 +51,9 @@ class _Sender:
         try:
             with forks.no_fork():
                 self._open(source).send(kind, **fields)
-        except Exception as error:  # noqa: BLE001  # a transport's own: whatever it is, it goes on
+        except Exception as error:  # noqa: BLE001  # each transport raises its own
             logger.info(
-                "no events about locks are sent for %g s, for the last one could not be: %s",
+                "an event could not be sent; no lock events are sent for %g s: %s",
                 QUIET,
                 error,
             )
@@ -76,22 +77,23 @@ class _Sender:
                 connection.release()
 
 
-source: _Source | None = None  # of the events; None: none are sent
-_sender = forks.PerProcess(_Sender, forks.ForkStage.TELEMETRY)  # the connection is the parent's
+source: _Source | None = None  # None: no events are sent
+_sender = forks.PerProcess(_Sender, forks.ForkStage.TELEMETRY)  # not the parent's connection
 _notifier = BackgroundNotifier("distlock-events")
 
 
 def set_source(app: Celery, nodename: str) -> None:
-    """Send events from now on as the worker *nodename*; none at all if that is empty."""
-    global source  # noqa: PLW0603  # a process is of one worker
+    """Send events as the worker *nodename* from now on; empty: send none."""
+    global source  # noqa: PLW0603  # a process has one worker
     source = _Source(app, nodename) if nodename else None
 
 
 def send(name: str, task: str, facts: Mapping[str, Any], *, with_state: bool = True) -> None:
     """
-    Send the event for the signal *name*, if events are sent.
+    Send the event for the signal *name*, if this worker sends events.
 
-    *with_state*: the state is told as well, not for a task whose end Celery does not tell.
+    *with_state* sends the event that changes the task's state, too. It must be False for a task
+    for whose end Celery sends no event.
     """
     if (sending := source) is None:
         return
@@ -99,8 +101,8 @@ def send(name: str, task: str, facts: Mapping[str, Any], *, with_state: bool = T
     if task:
         fields |= {"task": task, "uuid": fields.pop("task_id", "")}
     events = {f"distlock-{name.partition('_')[2]}": fields}
-    # What is parked on its arrival has had no task-received, with its name.
+    # A task that is parked on arrival has had no task-received, which has its name.
     if with_state and name in _STATES:
         events[_STATES[name]] = {**fields, "name": task}
-    for kind, told in events.items():
-        _notifier.submit(functools.partial(_sender.value.send, sending, kind, told))
+    for kind, fields_sent in events.items():
+        _notifier.submit(functools.partial(_sender.value.send, sending, kind, fields_sent))

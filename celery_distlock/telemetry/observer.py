@@ -1,8 +1,8 @@
 """
-Makes counters, events and spans of each signal.
+Turns each signal into counters, events and spans.
 
-:func:`observe` is called inside of acquire and release, where a time limit may strike at any moment
-and the next holder waits. So it only notes what happened; a thread does the rest.
+:func:`observe` is called inside acquire and release, where a time limit may expire at any moment
+and the next holder waits. So it only queues the signal; a thread does the rest.
 """
 
 import logging
@@ -23,19 +23,19 @@ __all__ = ["flush", "observe"]
 
 logger = logging.getLogger(__name__)
 
-MOST = 100_000  # signals between two rounds; of more than that, the oldest are not counted
+MOST = 100_000  # signals queued between two rounds; beyond that, the oldest are not counted
 
 _seen: deque[tuple[str, Any, Store, dict[str, Any]]] = deque(maxlen=MOST)
 
 
 def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None:
     """
-    Take note of a signal.
+    Queue a signal to be counted, sent as an event and traced.
 
     Args:
-        name: The signal's, or ``swept``.
+        name: The name of the signal, or ``swept``.
         sender: A task, a lock, or an app.
-        store: Where it happened.
+        store: The store of the lock.
         facts: The signal's other arguments.
     """
     _seen.append((name, sender, store, facts))
@@ -46,12 +46,12 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
         if traced:
             tracing.observe(name, _task_of(sender), facts_shown)
         if sent:
-            told = getattr(sender, "send_events", True)
-            events.send(name, _task_of(sender), facts_shown, with_state=told)
+            with_state = getattr(sender, "send_events", True)
+            events.send(name, _task_of(sender), facts_shown, with_state=with_state)
 
 
 def flush() -> None:
-    """Count in the stores what was observed until now; a thread does so every two seconds."""
+    """Add the counts so far to the stores now; a thread does so every two seconds."""
     _notifier.go_round()
 
 
@@ -61,7 +61,7 @@ def _count() -> None:
         name, sender, store, facts = _seen.popleft()
         try:
             counters.add(store, name, _task_of(sender), facts)
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with one, the next is counted
+        except Exception as error:  # noqa: BLE001  # the next one is counted
             key = shown(str(facts.get("key")))
             logger.debug("the signal %s of %r was not counted: %r", name, key, error)
     counters.flush()
@@ -73,4 +73,4 @@ def _task_of(sender: Any) -> str:
 
 _notifier = BackgroundNotifier("distlock-counts", _count)
 worker_process_shutdown.connect(finish_all)
-begin_anew(_seen.clear, ForkStage.TELEMETRY)  # the parent counts what it has observed itself
+begin_anew(_seen.clear, ForkStage.TELEMETRY)  # the parent counts its own signals

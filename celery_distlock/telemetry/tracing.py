@@ -1,12 +1,12 @@
 """
-OpenTelemetry spans for waiting and holding, where opentelemetry is in use.
+OpenTelemetry spans for waiting and holding, if OpenTelemetry is in use.
 
-``lock wait`` is from the first time that the key was asked for, which may be in another worker, to
-the grant; ``lock hold`` from there to the release. Both are children of the span in which the key
-was granted, in a task that of its run. A lost lock is an error of its ``lock hold``.
+``lock wait`` lasts from the first request for the key, which another worker may have made, to the
+grant; ``lock hold`` from the grant to the release. Both are children of the span that is current
+at the grant: in a task, the span of its execution. A lost lock is an error of its ``lock hold``.
 
-They are made in a thread, with the times and the context of where it happened: what a processor or
-an exporter of spans does there, hang or raise, is none of the task's.
+The spans are created in a thread, with the times and the context of the event. A span processor or
+exporter that hangs or raises there does not affect the task.
 """
 
 import atexit
@@ -21,39 +21,39 @@ from celery_distlock.process.forks import ForkStage, begin_anew
 
 __all__ = ["observe", "wanted"]
 
-MOST = 10_000  # spans that are open at once
+MOST = 10_000  # open spans
 
-_open: dict[str, Any] = {}  # the spans of what is held here, by holder
+_open: dict[str, Any] = {}  # spans of the current holds of this process, by holder
 _ENDS = {"lock_released", "lock_lost"}
-_TOLD = {"lock_acquired", "lock_changed", *_ENDS}
+_RECORDED = {"lock_acquired", "lock_changed", *_ENDS}
 
 _notifier = BackgroundNotifier("distlock-spans")
 
 
 def wanted() -> bool:
-    """Whether OpenTelemetry is imported and has a provider; if not, nobody collects spans."""
+    """Whether OpenTelemetry is imported and has a provider, without which spans are not kept."""
     trace: Any = sys.modules.get("opentelemetry.trace")
-    provider = getattr(trace, "get_tracer_provider", None)  # another thread may import it just now
+    provider = getattr(trace, "get_tracer_provider", None)  # another thread may be importing it
     proxy = getattr(trace, "ProxyTracerProvider", None)
     return provider is not None and proxy is not None and not isinstance(provider(), proxy)
 
 
 def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:
-    """Begin or end the spans that the signal *name* is about, soon."""
-    if name in _TOLD:
+    """Queue the start or the end of the spans for the signal *name*."""
+    if name in _RECORDED:
         _catch_up_at_exit()
         context = sys.modules["opentelemetry.context"].get_current()
-        told = functools.partial(_tell, name, task, facts, time.time_ns(), context)
-        _notifier.submit(told)
+        call = functools.partial(_record, name, task, facts, time.time_ns(), context)
+        _notifier.submit(call)
 
 
 @functools.cache
 def _catch_up_at_exit() -> None:
-    """At the process's end, make the last spans before their provider shuts down: it came first."""
+    """At exit, create the last spans before the provider, registered earlier, shuts down."""
     atexit.register(_notifier.catch_up, LAST_MOMENT)
 
 
-def _tell(name: str, task: str, facts: Mapping[str, Any], now: int, context: Any) -> None:
+def _record(name: str, task: str, facts: Mapping[str, Any], now: int, context: Any) -> None:
     trace: Any = sys.modules["opentelemetry.trace"]
     if name == "lock_acquired":
         _begin(trace, task, facts, now, context)
@@ -80,14 +80,14 @@ def _begin(trace: Any, task: str, facts: Mapping[str, Any], now: int, context: A
     tracer.start_span("lock wait", start_time=asked_at, **more).end(now)
     span = tracer.start_span("lock hold", start_time=now, **more)
     if span.is_recording():
-        while len(_open) >= MOST:  # holds that nobody has ended
+        while len(_open) >= MOST:  # holds whose end was not reported
             _open.pop(next(iter(_open))).end()
         _open[facts["holder"]] = span
 
 
 def _much(facts: Mapping[str, Any]) -> dict[str, int]:
-    told = facts.keys() & {"token", "units", "capacity"}
-    return {f"distlock.{name}": facts[name] for name in told}
+    names = facts.keys() & {"token", "units", "capacity"}
+    return {f"distlock.{name}": facts[name] for name in names}
 
 
 begin_anew(_open.clear, ForkStage.TELEMETRY)
