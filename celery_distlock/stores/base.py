@@ -1,4 +1,4 @@
-"""What a lock store is: the contract that every one keeps."""
+"""The interface of lock stores, and the contract that each of them keeps."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -38,19 +38,19 @@ T = TypeVar("T")
 
 
 class Complaints:
-    """What is wrong with records: said once of each, as far as that is remembered."""
+    """Logs each complaint about a record once, as far as it remembers them."""
 
     REMEMBERED = 1000
 
     def __init__(self) -> None:
-        self._told: set[Hashable] = set()
+        self._logged: set[Hashable] = set()
 
     def tell(self, about: Hashable, words: str, *facts: object) -> None:
-        """Log *words* as an error, if that was not done of *about*."""
-        if about not in self._told:
-            if len(self._told) >= self.REMEMBERED:
-                self._told.clear()
-            self._told.add(about)
+        """Log *words* as an error, unless something was logged about *about* before."""
+        if about not in self._logged:
+            if len(self._logged) >= self.REMEMBERED:
+                self._logged.clear()
+            self._logged.add(about)
             logger.error(words, *facts)
 
 
@@ -58,11 +58,11 @@ class Store(ABC):
     """
     A place that keeps locks.
 
-    Six methods are what every store has; the defaults of the others are right for a store that
-    does not know better. Three abilities have an interface each:
-    :class:`~celery_distlock.stores.ListingStore`, :class:`~celery_distlock.stores.CountingStore`
-    and :class:`~celery_distlock.stores.QueueStore`. Whether a store has an ability, its `abilities`
-    say; :meth:`of` returns it as one with the interface.
+    Every store implements six methods. The defaults of the others suit a store that has nothing
+    better. Three abilities have an interface each: :class:`~celery_distlock.stores.ListingStore`,
+    :class:`~celery_distlock.stores.CountingStore` and
+    :class:`~celery_distlock.stores.QueueStore`. `abilities` lists the abilities of a store;
+    :meth:`of` returns a store as one with the interface.
 
     Every request may be repeated: an owner names one acquisition, not a process, so a request
     whose answer was lost is simply sent again. Every method raises
@@ -70,13 +70,13 @@ class Store(ABC):
     :exc:`~celery_distlock.errors.StoreError` when the store refuses.
 
     Attributes:
-        abilities: What it can do. A class names those of ``SHARE``, ``RECOGNISE`` and ``SEVERAL``
-            that it has; those of its interfaces are added.
-        address: Where the store is, without a password: for people, and the same for all prefixes.
+        abilities: What the store can do. A class lists those of ``SHARE``, ``RECOGNISE`` and
+            ``SEVERAL`` that it has; those of its interfaces are added.
+        address: Where the store is, for people: without a password, the same for all prefixes.
         identity: Equal for stores in which a key is the same lock.
     """
 
-    _ability: ClassVar[Ability | None] = None  # that an interface stands for
+    _ability: ClassVar[Ability | None] = None  # the one that an interface provides
     abilities: ClassVar[frozenset[Ability]] = frozenset()
     address: str
     identity: str
@@ -92,7 +92,7 @@ class Store(ABC):
         Return *store* as one that has this interface.
 
         Raises:
-            StoreError: It lacks the ability.
+            StoreError: The store lacks the ability.
         """
         assert cls._ability is not None
         if cls._ability not in store.abilities:
@@ -103,21 +103,23 @@ class Store(ABC):
     @abstractmethod
     def acquire(self, request: AcquireRequest) -> Reply:
         """
-        Take the key for the request's lease, join its queue, or learn who holds it: in one step.
+        Take the key for the request's lease, join its queue, or learn its holder, in one step.
 
-        The key goes to the first in the queue; one who does not queue does not overtake. While the
-        first is on its way, one who is here and came before it has the key.
+        The key goes to the first waiter in the queue. A caller that does not queue does not
+        overtake. While the first waiter is dispatched, a caller that arrived before it gets the
+        key.
         """
 
     def check_want(self, key: str, want: Want) -> None:
         """
         Raise :exc:`~celery_distlock.errors.StoreError` if this store cannot grant such a *want*.
 
-        `acquire` begins with it: what is not looked at would be granted as something else.
+        `acquire` must begin with it. Otherwise a store that ignores a part of *want* would grant
+        something else.
         """
         needed = want.needs
         if needed is not None and needed not in self.abilities:
-            less = "one unit of it" if Ability.SEVERAL in self.abilities else "it alone"
+            less = "one unit of it" if Ability.SEVERAL in self.abilities else "it exclusively"
             less = "it without a rate" if want.rates else less
             where = "one Redis" if needed is Ability.QUEUE else "one Redis or in ZooKeeper"
             raise StoreError(
@@ -137,14 +139,15 @@ class Store(ABC):
         wants: Sequence[Want] = (),
     ) -> list[Reply] | None:
         """
-        Take all the *keys*, each for its owner, if they are free and nobody waits; else none.
+        Take all the *keys*, each for its owner, if they are free and have no waiters; else none.
 
-        *wants* says how much of each; if it is empty, all of all. What fits beside its holders
-        counts as free.
+        *wants* is how much of each; empty: all keys exclusively. A key counts as free if the
+        request fits alongside its holders.
 
-        If the run's message may have been delivered before: if all of them are kept for it, and the
-        store knows nothing of its end. None: not all of them can be had, or this store cannot take
-        several in one step; nothing was taken then. The last three as in `AcquireRequest`.
+        If the run's message may have been delivered before, the keys are taken only if all of them
+        are reserved for the run and the store does not know of its end. None: not all of them were
+        available, or this store cannot take several in one step; nothing was taken. *run*,
+        *redelivered* and *retain* as in `AcquireRequest`.
         """
         return None
 
@@ -152,71 +155,71 @@ class Store(ABC):
         self, key: str, usual: float, within: tuple[float, float], timeout: float
     ) -> float | None:
         """
-        Say when one who found *key* taken, and does not queue, is to come again.
+        Suggest a retry delay for a caller that found *key* held and does not queue.
 
-        Spreads those who come over the holds to be expected; promises nothing, and keeps nobody
-        out. One attempt of *timeout* seconds.
+        Spreads the callers over the expected holds. The delay reserves nothing and excludes no
+        other caller. One attempt of *timeout* seconds.
 
         Args:
             key: The key.
-            usual: Seconds that such a task had its key of late; 0: it is not known.
-            within: Seconds for which a holder is left alone who has had the key for longer than
-                usual; and the seconds that are too many.
+            usual: Seconds for which such a task has held its key recently; 0: unknown.
+            within: The shortest delay if the holder has had the key for longer than usual, and the
+                longest delay.
 
         Returns:
-            Seconds; infinity if they are too many. None if this store cannot tell.
+            Seconds; infinity if they exceed the longest delay. None if this store has no estimate.
         """
         return None
 
     def time(self, timeout: float) -> int:
         """
-        Return the time that arrivals are told by, in microseconds; 0 if there is none.
+        Return the time on the clock that arrivals refer to, in microseconds; 0 if there is none.
 
-        One attempt of *timeout* seconds. Every server of a cluster has a clock of its own: this
-        is one's.
+        One attempt of *timeout* seconds. Every server of a cluster has its own clock; this is the
+        clock of one of them.
         """
         return 0
 
     @abstractmethod
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         """
-        Push the end of every hold's lease; never make a lock anew.
+        Extend the lease of every hold; never re-create a lock.
 
         Does not raise and does not repeat: a hold that got no answer within *timeout* seconds is
-        ``UNKNOWN``. Each outcome comes with the local clock before it was asked for.
+        ``UNKNOWN``. Each outcome comes with the local time just before the request.
         """
 
     @abstractmethod
     def release(self, request: ReleaseRequest) -> Release:
-        """Release the key, or leave its queue; the first waiter has it then."""
+        """Release the key, or leave its queue; the first waiter gets the key."""
 
     def subscribed(self, key: str) -> bool:
-        """Whether an inbox for *key* costs nothing now: one may queue with the first request."""
+        """Whether an inbox for *key* costs nothing now, so that the first request may queue."""
         return False
 
     def inbox(self, key: str, owner: str) -> Inbox:
-        """Return where *owner* can wait for *key*, listening already."""
+        """Return an inbox in which *owner* can wait for *key*; it listens already."""
         return PollingInbox(owner)
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         """
-        Forget a run that is on its way or unsettled: it will not run, or has ended for all.
+        Remove a dispatched or unsettled run: it will not execute, or its end is now final.
 
-        Its key goes to the next. If *mark*, a second delivery that comes later is recognised.
+        Its key goes to the next waiter. If *mark*, a later second delivery is recognised.
         """
         return Release(False)
 
     @abstractmethod
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
-        """Look at a key without changing it; if *timeout* seconds are given, in one attempt."""
+        """Return a snapshot of a key; with a *timeout* in seconds, in one attempt."""
 
     def inspect_for(
         self, key: str, want: Want, timeout: float | None = None
     ) -> tuple[KeyState, bool]:
         """
-        Inspect a key, and tell whether a request of *want* that comes now is granted.
+        Inspect a key; return also whether a request for *want* would be granted now.
 
-        What is written here is for stores that count neither units nor starts.
+        This default suits stores that count neither units nor starts.
         """
         now = self.inspect(key, timeout)
         fits = not want.capacity or now.used < want.capacity
@@ -224,16 +227,16 @@ class Store(ABC):
         return now, shares or not (now.token or now.rest)
 
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
-        """Inspect several keys; in as few requests as can be."""
+        """Inspect several keys, in as few requests as possible."""
         return [self.inspect(key) for key in keys]
 
     def describe(self) -> Iterator[Finding]:
-        """Describe the servers: version, memory, clock, ...; what is wrong there is a doubt."""
+        """Describe the servers: version, memory, clock, ...; report problems as doubts."""
         yield from ()
 
     @abstractmethod
     def check(self) -> list[Finding]:
-        """Return what speaks against keeping locks here; raise `StoreError` if it cannot serve."""
+        """Return the doubts about keeping locks here; raise `StoreError` if it cannot serve."""
 
     def dispatch(
         self,
@@ -242,12 +245,16 @@ class Store(ABC):
         on_sent: Callable[[], object] | None = None,
         patience: float | None = None,
     ) -> Sending:
-        """Send what a release woke; see :meth:`celery_distlock.stores.QueueStore.dispatch`."""
+        """
+        Send the runs that a release woke, if this is a store that queues; return the outcome.
+
+        See :class:`~celery_distlock.stores.QueueStore`.
+        """
         return Sending.LEFT
 
     @abstractmethod
     def close(self) -> None:
-        """Give all connections back. The store may be used again, and opens new ones then."""
+        """Close all connections. A store that is used again opens new ones."""
 
 
 def _forget_connections() -> None:
@@ -256,19 +263,19 @@ def _forget_connections() -> None:
 
 
 class Connected(Protocol):
-    """What has connections that a forked child must not use."""
+    """An object with connections that a forked child must not use."""
 
     def forget_connections(self) -> None:
-        """Drop what a fork inherited, without a word to the server: it is the parent's."""
+        """Drop the connections inherited by a fork; send nothing, for they are the parent's."""
 
 
 def forget_after_fork(store: Connected) -> None:
-    """Have *store* forget its connections in each child that this process forks."""
+    """Make *store* forget its connections in each child that this process forks."""
     _connected.add(store)
 
 
 def batches(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Return *things* in parts of *size*, the last one smaller."""
+    """Yield *things* in slices of *size*; the last one may be smaller."""
     for first in range(0, len(things), size):
         yield things[first : first + size]
 

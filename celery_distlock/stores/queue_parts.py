@@ -1,4 +1,4 @@
-"""The parts of a store that queues, and what they answer."""
+"""The interfaces of a store that queues, and the values that they return."""
 
 import enum
 import math
@@ -45,8 +45,8 @@ class Parking(ABC):
 
     `Store.acquire` parks a run, and so does :meth:`park_if_held`. When its turn comes, its key is
     reserved for it for some seconds, and the request that has freed the key returns a `WokenTask`
-    for `Store.dispatch`. A run that is not sent then, or does not come, is found by :meth:`sweep`:
-    no parked task is lost with a process.
+    for `Store.dispatch`. If it is not sent, or does not claim the key, :meth:`sweep` finds it: no
+    parked task is lost with a process.
     """
 
     @abstractmethod
@@ -62,9 +62,9 @@ class Parking(ABC):
         """
         Park *run* and never take the key, not even if it is free. One attempt of *timeout* seconds.
 
-        For a worker's main process, which must not wait, and which knows of another run that is
-        dispatched for the key. If that one does not come, `wake_next` is for the caller, and a
-        sweep does it anyway. Arguments as in `AcquireRequest`.
+        For a worker's main process, which must not block, and which knows of another run that is
+        dispatched for the key. If that run does not claim the key, the caller may call `wake_next`;
+        otherwise a sweep wakes the next one. Arguments as in `AcquireRequest`.
 
         Returns:
             ``PARKED``; ``FREE``: nothing was done, and the run asks for the key where it executes;
@@ -75,10 +75,10 @@ class Parking(ABC):
     @abstractmethod
     def try_all(self, request: StandRequest, *, counts: bool) -> Reply | None:
         """
-        Reserve all of its keys for a run, or have it wait at the one that refuses it: in one step.
+        Reserve all of its keys for a run, or queue it at the key that refuses it, in one step.
 
-        If one of them has opened, and the run is turned away, that *counts*. None: the keys are in
-        several places, so it is for :meth:`try_one`.
+        *counts*: one of its keys has opened, so a refusal counts as one more time that the run was
+        turned away. None: the keys are on several servers; use :meth:`try_one`.
         """
 
     @abstractmethod
@@ -88,17 +88,20 @@ class Parking(ABC):
         """
         Try the key with this *number*, from 0, of the request.
 
-        ``RESERVED``: it is kept for the run, for some seconds; ``PARKED``: the run waits there.
-        *arrival* is what the `Reply` at the first key says; there, when the run came. Returned is
-        also whether the run was turned away so often that other keys are kept for it.
+        ``RESERVED``: the key is reserved for the run, for some seconds; ``PARKED``: the run waits
+        there. *arrival* is when the run came; after the first key, that of the first key's `Reply`.
+
+        The second value is true if the run was turned away so often that other keys stay reserved
+        for it.
         """
 
     @abstractmethod
     def reserve_one(self, name: str, run: str, *, first: bool, comes: bool) -> Release:
         """
-        Reserve a key that is kept for *run*; at the *first* put it on its way, if it does not come.
+        Confirm the reservation of a key for *run*; at the *first* key, dispatch the run.
 
-        Not `released`: the key is not, or no longer, kept for it.
+        With *comes*, the run claims its keys itself and is not dispatched. If `released` is false,
+        the key is not reserved for the run, or no longer.
         """
 
     @abstractmethod
@@ -114,164 +117,166 @@ class Parking(ABC):
         owner: str = "",
     ) -> Release:
         """
-        Have *run*, which waits *at* another key, wait no longer at one.
+        Remove *run*, which waits *at* another key, from the queue of the key *name*.
 
-        What was kept there is given back, unless it *keeps* it. That it was turned away may count.
-        The *owner* that holds the key for it gives it up.
+        Its reservation there is given up, unless *keeps*. *counts* as in :meth:`try_all`. If
+        *owner* holds the key for the run, it releases the key.
         """
 
     @abstractmethod
     def sweep(self, interval: float) -> Iterator[WokenTask]:
         """
-        Find what a crash left: free keys with waiters, runs that were woken and not sent.
+        Find what a crash left behind: free keys with waiters, runs that were woken and not sent.
 
-        Of all processes that ask within *interval* seconds one gets to look; none while another
-        one does, nor for some time after one that took long.
+        Of all processes that call this within *interval* seconds, only one sweeps. None does while
+        another one sweeps, nor for some time after a sweep that took long.
         """
 
     @abstractmethod
     def wake_next(self, key: str) -> Iterator[WokenTask]:
-        """Do for one key what a sweep does: wake the first waiter, if it is free."""
+        """Wake the first waiter of *key* if the key is free, as a sweep does."""
 
     @abstractmethod
     def wake_due(self, names: Sequence[str], again: dict[str, float | None]) -> Iterator[WokenTask]:
         """
-        Wake the runs that time lets have their keys, and yield those to send.
+        Wake the runs that time alone admits, and yield those to send.
 
-        Puts into *again* in how many seconds each key is due next, for `Timetable.claim_due`.
+        Puts into *again* the seconds until each key is due next, for `Timetable.claim_due`.
         """
 
     @abstractmethod
     def wake_again(self, key: str) -> Iterator[WokenTask]:
-        """Wake the next one if *key* is free, and find again every run that is dispatched."""
+        """Wake the next waiter if *key* is free, and yield every dispatched run again."""
 
     @abstractmethod
     def mark_published(self, wake: WokenTask) -> None:
-        """Note that a woken run's message is with the broker."""
+        """Record that the broker has a woken run's message."""
 
     @abstractmethod
     def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
-        """Note the same of several runs."""
+        """Record that the broker has the messages of several woken runs."""
 
     @abstractmethod
     def mark_awaited(self, wake: WokenTask, destination: str) -> None:
         """
-        Note that a run's message may still be in the broker's queue.
+        Record that a run's message may still be in the broker's queue.
 
-        A sweep finds it again later, and for some seconds nothing else that the broker was given
-        for this *destination*. Asked only of runs that are `published`.
+        A sweep finds the run again later. For some seconds it skips all runs whose message the
+        broker was given for this *destination*. Only for runs that are `published`.
         """
 
     @abstractmethod
     def mark_left(self, wake: WokenTask) -> None:
-        """Note that this process does not send a woken run: the next sweep of any finds it."""
+        """Record that this process does not send a woken run, so the next sweep finds it."""
 
     @abstractmethod
     def mark_returned(self, wake: WokenTask) -> None:
-        """Note that a run that was pushed has not ended, and has to be sent again."""
+        """Record that a pushed run has not ended and must be sent again."""
 
     @abstractmethod
     def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
         """
-        Note that runs are with this process, which starts them when it can.
+        Record that this process has the runs and starts them when it can.
 
-        For *seconds* no other process sends them; 0: nor does this one start them.
+        For *seconds* no other process sends them. 0: this process does not start them either.
         """
 
     @abstractmethod
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         """
-        Find the keys at which runs of a task are parked or dispatched: key and run.
+        Yield the key and the run of each parked or dispatched run of a task.
 
-        If *key* is given, only there.
+        If *key* is given, look only there.
         """
 
     @abstractmethod
     def parked(self, key: str, run: str) -> Waiter | None:
-        """Return a run that is parked at *key*, or dispatched for it, with its envelope."""
+        """Return a run that is parked at *key* or dispatched for it, with its envelope, or None."""
 
     @abstractmethod
     def cancel(self, key: str, run: str) -> Release:
         """
-        Remove a parked run that has not come to its key, so that it does not execute: in one step.
+        Remove a parked run that has not claimed its key, so that it does not execute, in one step.
 
         `released` is false if it is not parked there, executes already, or has just ended.
         """
 
 
 class Channels(ABC):
-    """The delivery channels, by which woken runs are pushed to workers past the broker."""
+    """The delivery channels, which push woken runs to workers without the broker."""
 
     @abstractmethod
     def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
         """
         Open a delivery channel: *receive* is called, in a thread, with each run pushed to it.
 
-        What it does not take is sent by the next sweep.
+        The next sweep sends the runs that it does not take.
         """
 
     @abstractmethod
     def register_channel(self, queues: Sequence[str], peer: PeerChannel, seconds: float) -> None:
         """
-        Note that a channel of this process takes woken runs of these broker queues, for *seconds*.
+        Announce for *seconds* that a channel of this process takes woken runs of broker *queues*.
 
-        0: not any more.
+        0: withdraw the announcement.
         """
 
     @abstractmethod
     def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
         """
-        Return the channels of live workers that take woken runs of any of these broker queues.
+        Return channels of live workers that take woken runs of any of these broker queues.
 
-        Those of the addresses *near* first, then some that have most free slots; not all of them.
+        Those at the addresses *near* come first, then some of those with the most free slots. Not
+        all channels are returned.
         """
 
     @abstractmethod
     def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
         """
-        Push a woken run to the first of these channels that is open; false: the broker is for it.
+        Push a woken run to the first of these channels that is open; false: send it by the broker.
 
-        What is not taken there is found by the next sweep; false if that came to pass too often.
+        If the channel does not take it, the next sweep finds it. Also false if that has happened
+        too often.
         """
 
 
 class Audit(ABC):
-    """The record of what operators do to keys, which is kept for a time."""
+    """The record of what operators do to keys, which is kept for a limited time."""
 
     @abstractmethod
     def record_action(self, key: str, action: Action) -> bool:
         """
-        Record what an operator does to *key*; return whether it is recorded.
+        Record an operator's action on *key*; return whether it was recorded.
 
-        Before it is done, so that the holder that loses the key can learn why. An action with
-        `owners` is recorded if one of these holds the key.
+        Called before the action itself, so that the holder that loses the key can learn why. An
+        action with `owners` is recorded only if one of these holds the key.
         """
 
     @abstractmethod
     def actions(self, key: str) -> list[Action]:
-        """Return what operators did to *key*, the last first."""
+        """Return operators' actions on *key*, the latest first."""
 
     @abstractmethod
     def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
         """
-        Return which operator has taken *key* from *owner*, and why; empty if that is not known.
+        Return which operator has taken *key* from *owner*, and why; empty if unknown.
 
-        With *patience*, look at the record, for at most that many seconds. Without it, return only
-        what a refused renewal has found.
+        With *patience*, read the record, in at most that many seconds. Without it, return only what
+        a refused renewal has found.
         """
 
 
 class Claim(NamedTuple):
     """
-    The answer to the ticker's question what is due.
+    The answer to `Timetable.claim_due`.
 
     Attributes:
-        leads: Whether the process is the ticker; else another one is.
-        pause: Seconds until the next name is due; where another process is the ticker, until that
-            one has to renew its claim. Infinity: nothing is due.
-        names: What is due, by slot names: the ticker's own to look at, for some seconds.
+        leads: Whether the caller is the ticker. If not, another process is.
+        pause: Seconds until the next key is due; if another process is the ticker, until that one
+            must renew its claim. Infinity: nothing is due.
+        names: The slot names of keys that are due. For some seconds only the ticker looks at them.
         late: Seconds for which the first of them has been due.
-        number: Names this claim.
+        number: The id of this claim.
     """
 
     leads: bool
@@ -283,11 +288,12 @@ class Claim(NamedTuple):
 
 class Settled(NamedTuple):
     """
-    What came of a claim.
+    The outcome of a claim.
 
     Attributes:
-        number: Of the claim.
-        again: What was looked at, with the seconds in which it is due again; None: it is not.
+        number: The id of the claim.
+        again: The keys that were looked at, each with the seconds until it is due again; None: it
+            is not due again.
     """
 
     number: str
@@ -299,12 +305,12 @@ NO_CLAIM = Settled("", {})
 
 class Dues(NamedTuple):
     """
-    A look at what is due.
+    A snapshot of the timetable.
 
     Attributes:
-        ticker: The process that looks after it; empty: none.
-        many: How many names are noted.
-        first: Seconds until the first of them is due; less than 0: it has been for so long.
+        ticker: The process that is the ticker; empty: none is.
+        many: Number of keys that are noted.
+        first: Seconds until the first of them is due; negative if it is overdue.
     """
 
     ticker: str
@@ -316,19 +322,19 @@ class Timetable(ABC):
     """
     When time alone opens keys.
 
-    A key is due when it may be granted without a release: a rest or an operator's limit ends, a
-    rate allows the next start. A process that learns of that from the store has it noted; of all
-    workers' main processes one is the ticker, which looks at each key when it is due. What was not
-    noted, because a process died in between, a sweep finds.
+    A key is due when it may be granted without a release: a rest or an operator's limit ends, or a
+    rate allows the next start. A process that learns this from the store notes it here. One of all
+    workers' main processes is the ticker, which looks at each key when it is due. If a process died
+    before it noted a key, a sweep finds that key.
     """
 
     @abstractmethod
     def note_due(self, dues: Mapping[str, float]) -> None:
         """
-        Note in how many seconds keys, by slot names, are due; a ticker that sleeps is called.
+        Note the seconds until keys, by slot names, are due, and notify the ticker if it sleeps.
 
-        If a key is noted already, the earlier time counts. Does not raise: what is not noted is
-        found by a sweep.
+        If a key is noted already, the earlier time counts. Does not raise: a sweep finds what could
+        not be noted.
         """
 
     @abstractmethod
@@ -336,48 +342,48 @@ class Timetable(ABC):
         self, who: str, inbox: Inbox, seconds: float, settled: Settled = NO_CLAIM
     ) -> Claim:
         """
-        Become or remain the ticker for *seconds*, and claim what is due. One attempt.
+        Become or remain the ticker for *seconds*, and claim the keys that are due. One attempt.
 
         Args:
-            who: The ticker, one word.
-            inbox: Where it is called when something is due earlier than what was known.
-            seconds: 0: give it up.
-            settled: What has come of the claim before.
+            who: The name of the caller, one word.
+            inbox: Notified when a key becomes due earlier than any that was known.
+            seconds: 0: stop being the ticker.
+            settled: The outcome of the previous claim.
         """
 
     @abstractmethod
     def ticker_inbox(self, who: str) -> Inbox:
-        """Return where the ticker waits."""
+        """Return the inbox in which the ticker *who* waits."""
 
     @abstractmethod
     def dues(self) -> Dues:
-        """Look at what is noted, without changing it."""
+        """Return a snapshot of the timetable; changes nothing."""
 
 
 class Sent(enum.Enum):
-    """What became of a run that was sent."""
+    """The outcome of `Calls.send`."""
 
-    GO = "go"  # its key is reserved for it: the caller publishes its message
-    QUEUED = "queued"  # it is in the store, and there is nothing more to do
-    LATER = "later"  # the same, and it joins the queue when its delay is over
-    UPDATED = "updated"  # the same: it was there, and has this envelope now
-    CHANGED = "changed"  # nothing was done: another run has its identity than was thought
+    GO = "go"  # the key is reserved for the run: the caller publishes its message
+    QUEUED = "queued"  # the store has the run, and the caller has nothing left to do
+    LATER = "later"  # like QUEUED; the run joins the queue when its delay is over
+    UPDATED = "updated"  # like QUEUED; the run was there already, and now has this envelope
+    CHANGED = "changed"  # nothing was done: the identity is not that of the expected run
 
 
 class SendReply(NamedTuple):
-    """The answer to `Calls.send`; `wake` is what the request has woken, as a release does."""
+    """The answer to `Calls.send`; `wake` is what the request has woken, as for a release."""
 
     sent: Sent
     wake: WokenTask | None = None
 
 
 class Where(enum.Enum):
-    """Where a run is that has an identity."""
+    """The state of a run that has an identity."""
 
     WAITING = "waiting"  # in the queue, or until its delay is over
-    COMING = "coming"  # dispatched; or it has been, and waits again
+    COMING = "coming"  # dispatched, or waiting again after it was dispatched
     RUNNING = "running"
-    ENDED = "ended"  # or unknown; its time is not over
+    ENDED = "ended"  # or unknown, while the identity still lasts
 
 
 class Bearer(NamedTuple):
@@ -386,11 +392,11 @@ class Bearer(NamedTuple):
 
     Attributes:
         run: The run.
-        where: Where it is.
-        expires: In how many seconds it loses the identity if it has not begun.
-        silent: Its result is not stored.
-        fixed: Its message may not be replaced.
-        lasts: Seconds for which it has it still, whatever becomes of it.
+        where: Its state.
+        expires: Seconds until it loses the identity unless it has started.
+        silent: Whether its result is not stored.
+        fixed: Whether its message must not be replaced.
+        lasts: Seconds for which it keeps the identity in any case.
     """
 
     run: str
@@ -403,52 +409,52 @@ class Bearer(NamedTuple):
 
 class Calls(ABC):
     """
-    Calls that go through the store, before there is a message of theirs anywhere.
+    Calls that go through the store before they are published to the broker.
 
-    From the answer on the store has the run, as if it were parked. One that is answered ``GO`` is
-    dispatched: the caller publishes its envelope, and says so by `Parking.mark_published`; if the
-    caller dies or cannot, a sweep sends it.
+    Once `send` has answered, the store has the run, as if it were parked. After ``GO`` the run is
+    dispatched: the caller publishes its envelope and calls `Parking.mark_published`. If the caller
+    dies or cannot publish, a sweep sends the run.
     """
 
     @abstractmethod
     def send(self, request: SendRequest) -> SendReply:
         """
-        Reserve the key for a run, or have it join the end of the queue, or wait for its time.
+        Reserve the key for a run, add the run to the end of the queue, or keep it until its time.
 
-        A run that waits, is dispatched, or has the key is not taken in again, and its first
-        envelope counts: ``QUEUED`` is the answer then, or what was answered first.
+        A run that waits, is dispatched, or holds the key is not added again, and its first envelope
+        counts. The answer is then ``QUEUED``, or the same as the first time.
         """
 
     @abstractmethod
     def peek(self, key: str, identity: str) -> Bearer | None:
-        """Return the run that has an identity; None: none has. One attempt; changes nothing."""
+        """Return the run that has an identity, or None. One attempt; changes nothing."""
 
     @abstractmethod
     def inherit(self, key: str, identity: Identity, run: str) -> None:
         """
-        Have *run* have the identity that an earlier execution of its task had.
+        Transfer to *run* the identity that an earlier execution of its task had.
 
-        Nothing is changed if another task has it.
+        Changes nothing if another task has the identity.
         """
 
     @abstractmethod
     def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
         """
-        Return the runs that have identities, by these: at most *limit*, in no order.
+        Return up to *limit* runs that have identities, by identity, in no particular order.
 
-        Only `run` and `where` are known of them.
+        Only their `run` and `where` are filled.
         """
 
     @abstractmethod
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         """
-        Return what joins the queue of *key* later, from number *first* on, the earliest first.
+        Return the runs that join the queue of *key* later, from number *first* on, earliest first.
 
-        A run that has come by a message meanwhile may be numbered, and is left out: so there may be
-        more behind fewer than *limit*, and behind none. No number is as high as `KeyState.later`,
-        or as 50, if that is more.
+        A run that has since arrived by a message may keep its number but is not returned. So a page
+        with fewer than *limit* runs, or with none, may not be the last one. All numbers are below
+        `KeyState.later`, or below 50 if that is more.
 
-        Without their envelopes; `Waiter.due` says when.
+        The envelopes are not included. `Waiter.due` is when a run joins.
         """
 
 
@@ -456,44 +462,44 @@ class Units(ABC):
     """
     The units of a key, which several requests may hold, each with a weight.
 
-    One admission decides: an exclusive request needs that there is no other holder; any other, that
-    the units in use and its own are not more than the capacity that it names, or than an operator's
-    limit. The queue is strict: no request overtakes an earlier one, even if it would fit, so none
-    starves. What several give up goes to as many as fit.
+    All requests are admitted by the same rule. An exclusive request needs a key without other
+    holders. For any other request, the units in use and its own must not exceed the capacity that
+    it names, or an operator's limit. The queue is strict: no request overtakes an earlier one, even
+    if it would fit, so none starves. Freed units go to as many waiters as fit.
     """
 
     @abstractmethod
     def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:
         """
-        Give *owner*, which shares the key, all of it; may be repeated.
+        Make the hold of *owner*, which shares the key, exclusive; may be repeated.
 
-        ``GRANTED``: with a new token. ``BUSY``: there are other holders; with an *inbox* it now
-        waits before all that queue, nothing is granted, and it is called when the last of the
-        others has left: then it asks again. ``DEADLOCK``: another holder waits so already.
-        ``FREE``: the key is not its own (any more).
+        ``GRANTED``: with a new token. ``BUSY``: there are other holders. With an *inbox* it now
+        waits ahead of the whole queue, and nothing is granted to others. It is notified when the
+        last of the other holders has left, and must then ask again. ``DEADLOCK``: another holder
+        already waits to upgrade. ``FREE``: *owner* does not hold the key (by now).
         """
 
     @abstractmethod
     def downgrade(self, key: str, owner: str, lease: float) -> Reply:
         """
-        Have *owner* share what it had exclusively; without a gap in which another has it.
+        Make the exclusive hold of *owner* shared, without a gap in which another could be granted.
 
-        It has as many units, and the slot, as before its :meth:`upgrade`; if it was exclusive from
-        the beginning, one unit of any number.
+        It gets back the units and the slot that it had before its :meth:`upgrade`. If it was
+        exclusive from the beginning, it gets one unit of any number.
 
-        Never refused: ``GRANTED`` with the token of what is shared from now on, and what fits is
-        woken. ``FREE``: the key is not its own (any more). If it waits in `upgrade`, it waits no
-        more, and has what it had: with ``GRANTED`` and the token of that.
+        Never refused: ``GRANTED`` with the token of the shared hold, and the waiters that fit are
+        woken. ``FREE``: *owner* does not hold the key (by now). If it waits in `upgrade`, it stops
+        waiting and keeps what it had: ``GRANTED`` with the token of that.
         """
 
     @abstractmethod
     def rest(self, key: str, owner: str, seconds: float) -> bool:
         """
-        Grant nothing for *seconds* from now; those that have the key go on.
+        Grant nothing for *seconds* from now; the present holders are not affected.
 
-        False: it is not *owner*'s (any more).
+        False: *owner* does not hold the key (by now).
         """
 
     @abstractmethod
     def set_limit(self, key: str, limit: Limit | None) -> Release:
-        """Set an operator's limit, or take it back; what fits then is woken. It sets `since`."""
+        """Set an operator's limit, or remove it, and wake the waiters that fit. Sets `since`."""

@@ -1,13 +1,13 @@
 """
-A store that queues, and what becomes of the runs that it wakes.
+A store that queues, and the sending of the runs that it wakes.
 
-A run that needs several keys has no process while it waits. It has none of its keys then, and is
+A run that needs several keys has no process while it waits. It then holds none of its keys, and is
 in one queue: that of the key that refuses it now. When that key opens, the process that opened it
-has all of its keys tried in one step: it gets all, or waits at the next one that refuses it. What
-was turned away often enough has the keys kept that it could have, while it is the first in the
-queue of the one that it lacks; what is kept for a run goes to one that came before it. So no two
-wait for each other, and the eldest always gets on. Where the keys are on several servers, they are
-tried one after the other, and kept meanwhile, for some seconds.
+tries all keys of the run in one step: the run gets all of them, or waits at the next key that
+refuses it. A run that was turned away often enough keeps reservations of the keys that it could
+have, while it is first in the queue of the key that it lacks. A reservation yields to a run that
+came earlier. So no two runs wait for each other, and the oldest one always makes progress. Keys on
+several servers are tried one after the other, and each stays reserved for some seconds.
 """
 
 import logging
@@ -41,19 +41,19 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-MOST_KEYS = 10_000  # of a run; a record that names more is not ours
-MOST_TRIES = 32  # of runs, one after the other; the next are tried a moment later
+MOST_KEYS = 10_000  # of a run; a record with more was not written by this package
+MOST_TRIES = 32  # runs tried in one call; the rest is tried a moment later
 SOON = 0.005  # seconds
-ATTEMPTS = 10  # to find all kept at once; else a sweep goes on
+ATTEMPTS = 10  # to reserve all keys at the same time; then a sweep takes over
 
 
 class NotOursError(Exception):
     """
-    A publisher may not send a woken run: it is for another one, of this process or others.
+    A publisher may not send a woken run: it belongs to another one, here or in another process.
 
     Args:
-        why: In words.
-        report: Logs why; called where no publisher of this process sends the run.
+        why: The reason, for people.
+        report: Logs the reason; called if no publisher of this process sends the run.
     """
 
     def __init__(self, why: str = "", report: Callable[[], object] = lambda: None) -> None:
@@ -63,7 +63,7 @@ class NotOursError(Exception):
 
 class AwaitedError(Exception):
     """
-    A run is not sent again: the broker was given its message, and the queue is not empty.
+    A run is not sent again: the broker was given its message, and its queue is not empty.
 
     Args:
         destination: As `ParkRequest.destination`.
@@ -75,7 +75,7 @@ class AwaitedError(Exception):
 
 
 class UnsendableError(Exception):
-    """No publisher can send a woken run, however the broker is: its envelope is spoilt."""
+    """No publisher can send a woken run, whatever the broker's state: its envelope is corrupt."""
 
 
 Publisher: TypeAlias = Callable[[WokenTask], bool | None]
@@ -83,16 +83,16 @@ Publisher: TypeAlias = Callable[[WokenTask], bool | None]
 
 class QueueStore(ListingStore):
     """
-    A store that queues tasks: all that is done beyond a lock, its list and its counters.
+    A store that queues tasks, with all features beyond locks, listing and counters.
 
     Attributes:
-        parking: Its queues.
-        channels: How woken runs are pushed to workers.
-        calls: Calls that go through the store.
-        timetable: When time alone opens keys.
-        units: What several holders have of a key.
-        audit: What operators do to its keys.
-        publishers: What sends the envelopes of woken runs.
+        parking: The queues.
+        channels: The channels that push woken runs to workers.
+        calls: The calls that go through the store.
+        timetable: The times at which keys open without a release.
+        units: The units of shared keys.
+        audit: The record of operators' actions.
+        publishers: The publishers that send woken runs.
     """
 
     _ability: ClassVar[Ability | None] = Ability.QUEUE
@@ -127,11 +127,12 @@ class QueueStore(ListingStore):
 
 class Publishers:
     """
-    What sends the woken runs of *store*: one publisher for each app of this process that uses it.
+    The publishers of woken runs of *store*: one for each app of this process that uses it.
 
-    A publisher returns true if it has pushed the run to a worker (see `Channels.push`), and not
-    given it to the broker, or has noted that; it raises `NotOursError` for a run that others have
-    to send, `UnsendableError` for one that none can, and `AwaitedError`.
+    A publisher returns true if it has pushed the run to a worker (see `Channels.push`) instead of
+    giving it to the broker, or has recorded that the broker has it. It raises `NotOursError` for a
+    run that another publisher must send, `UnsendableError` for one that none can send, and
+    `AwaitedError`.
     """
 
     def __init__(self, store: QueueStore) -> None:
@@ -139,31 +140,31 @@ class Publishers:
         self.known: tuple[Publisher, ...] = ()
 
     def add(self, publisher: Publisher) -> None:
-        """Have *publisher* asked to send what is woken, before those that were added earlier."""
+        """Add *publisher*; it is asked to send woken runs before those that were added earlier."""
         self._replace(publisher, publisher)
 
     def remove(self, publisher: Publisher) -> None:
-        """Stop asking *publisher*."""
+        """Remove *publisher*."""
         self._replace(publisher)
 
     def _replace(self, publisher: Publisher, *by: Publisher) -> None:
         while True:
             known = self.known
             new = (*by, *(each for each in known if each != publisher))
-            # Another thread may have changed them, or a finalizer of an app in this one; but not
-            # without a call in between.
+            # Another thread may have changed them, or the finalizer of an app in this thread. No
+            # such switch happens between this check and the assignment, which make no call.
             if self.known is known:
                 self.known = new
                 return
 
     def publish(self, wake: WokenTask) -> bool | None:
         """
-        Have the publisher of its task send *wake*; true: nothing more has to be noted.
+        Send *wake* by the publisher of its task; true: nothing has to be recorded afterwards.
 
         Raises:
-            AwaitedError: It may still be in the broker's queue.
-            NotOursError: None of them may send it.
-            UnsendableError: None can.
+            AwaitedError: Its message may still be in the broker's queue.
+            NotOursError: No publisher of this process may send it.
+            UnsendableError: No publisher can send it.
         """
         refusal: NotOursError | None = None
         for publisher in self.known:
@@ -174,7 +175,7 @@ class Publishers:
         raise refusal or NotOursError("this process has no publisher")
 
     def deliver(self, wake: WokenTask, on_sent: Callable[[], object] | None = None) -> Sending:
-        """Send *wake* and those woken with it here and now; see `Store.dispatch`."""
+        """Send *wake* and the runs woken with it in this thread; see `Store.dispatch`."""
         try:
             became = [
                 self._send(each, on_sent)
@@ -182,7 +183,7 @@ class Publishers:
                 for each in ready(self._store, woken)
             ]
         except StoreError as error:
-            words = "a task that waits for several keys goes on in some seconds, %s"
+            words = "a task that waits for several keys continues in some seconds: %s"
             logger.warning(words, error)
             return Sending.LEFT
         return Sending.LEFT if Sending.LEFT in became else Sending.SENT
@@ -221,14 +222,14 @@ class Publishers:
         try:
             mark(wake, *facts)
         except StoreError as error:
-            logger.debug("what became of %r was not noted: %s", shown(wake.run), error)
+            logger.debug("the outcome of sending %r was not noted: %s", shown(wake.run), error)
 
 
 def _report_unsendable(wake: WokenTask, error: UnsendableError) -> None:
     _complaints.tell(
         (wake.name, wake.run),
-        "the message of run %r, parked at %r, cannot be sent (%s); `celery locks drop %s` takes"
-        " it out of the queue",
+        "the message of run %r, parked at %r, cannot be sent (%s); `celery locks drop %s` removes"
+        " it from the queue",
         shown(wake.run),
         shown(key_of(wake.name)),
         shown(str(error)),
@@ -241,17 +242,17 @@ _complaints = Complaints()
 
 def stand(store: QueueStore, request: StandRequest) -> Reply:
     """
-    Reserve all of its keys for a run, or have it wait at the one that refuses it now.
+    Reserve all of its keys for a run, or queue it at the key that refuses it now.
 
-    ``RESERVED``: it has all of them, and is on its way if it does not come itself; ``PARKED``: it
-    waits in one queue, and when its turn comes there is a `WokenTask` for :func:`ready`. ``BUSY``:
-    it is on its way already. ``DONE``: it has ended, or is not known.
+    ``RESERVED``: all keys are reserved, and the run is dispatched unless it claims them itself.
+    ``PARKED``: it waits in one queue; when its turn comes, a request returns a `WokenTask` for
+    :func:`ready`. ``BUSY``: it is dispatched already. ``DONE``: it has ended, or is unknown.
     """
     return _try(store.parking, request, counts=False)
 
 
 def stand_and_send(store: QueueStore, request: StandRequest) -> Reply:
-    """Have a run take its keys or wait for them, and send what that wakes."""
+    """Reserve all keys of a run or queue it, like :func:`stand`; send the runs that this wakes."""
     reply = stand(store, request)
     store.dispatch(reply.wake)
     return reply
@@ -259,10 +260,10 @@ def stand_and_send(store: QueueStore, request: StandRequest) -> Reply:
 
 def ready(store: QueueStore, wake: WokenTask) -> Iterator[WokenTask]:
     """
-    Yield what has to be sent, now that *wake* has its key: itself, or what comes of it.
+    Yield the runs to send now that *wake* has its key: itself, or others if it needs more keys.
 
     Raises:
-        StoreError: A run that waits for several keys goes on later.
+        StoreError: A run of several keys could not be tried; it continues later.
     """
     wakes, tries = deque([wake]), 0
     while wakes:
@@ -271,7 +272,7 @@ def ready(store: QueueStore, wake: WokenTask) -> Iterator[WokenTask]:
         if route is None:
             yield wake
         elif wake.name not in route.names or len(route.names) > MOST_KEYS:
-            words = "the record at %r of a run %r with several keys is not ours"
+            words = "the record at %r of the run %r with several keys is invalid"
             _complaints.tell(wake, words, shown(wake.name), shown(wake.run))
         elif tries == MOST_TRIES:
             store.timetable.note_due({wake.name: SOON})
@@ -287,7 +288,7 @@ def _try(parking: Parking, request: StandRequest, *, counts: bool) -> Reply:
 
 
 def _try_each(parking: Parking, request: StandRequest, *, counts: bool) -> Reply:
-    """Try one key after the other, where they are in several places."""
+    """Try one key after the other, for keys on several servers."""
     names, run = request.route.names, request.run
     woken: list[WokenTask] = []
     for _ in range(ATTEMPTS):
@@ -314,7 +315,7 @@ def _try_each(parking: Parking, request: StandRequest, *, counts: bool) -> Reply
 def _leave_others(
     parking: Parking, request: StandRequest, at: int, kept: int, reply: Reply, *, counts: bool
 ) -> list[WokenTask]:
-    """Have a run wait at one key alone, and keep the first *kept* of the others."""
+    """Let a run wait at one key only, and keep the reservations of the first *kept* others."""
     names, owners, woken = request.route.names, request.owners, []
     for number, name in enumerate(names):
         is_gone = number == 0 and reply.status is not Status.PARKED
@@ -333,12 +334,12 @@ def _leave_others(
 
 
 def _reserve_each(parking: Parking, request: StandRequest) -> tuple[bool, list[WokenTask]]:
-    """Whether all keys are reserved now: the first one last, from there the run is sent."""
+    """Reserve all keys, the first one last, as it dispatches the run; return whether all are."""
     woken: list[WokenTask] = []
     for name in reversed(request.route.names):
         first = name == request.route.names[0]
         reserved = parking.reserve_one(name, request.run, first=first, comes=request.comes)
-        if not reserved.released:  # it was taken by one that came earlier
+        if not reserved.released:  # an earlier run has taken it
             return False, woken
         woken += _each_of(reserved.wake)
     return True, woken

@@ -1,4 +1,4 @@
-"""What a store is asked to do with a key: one value for each request."""
+"""Requests to a store: one class for each kind."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ __all__ = ["AcquireRequest", "Identity", "ReleaseRequest", "SendRequest", "Stand
 
 class AcquireRequest(NamedTuple):
     """
-    What is asked of a store to take a key; see :meth:`celery_distlock.stores.Store.acquire`.
+    A request to take a key; see :meth:`celery_distlock.stores.Store.acquire`.
 
     Attributes:
         key: Any text but the empty one.
@@ -20,12 +20,12 @@ class AcquireRequest(NamedTuple):
         lease: Seconds.
         queue: An inbox, to wait in the queue while the caller blocks; a park request, to leave
             *run* in the queue; None: do not queue.
-        run: Names what runs under the lock, the same for every delivery of one task message.
+        run: Names the execution under the lock; the same for every delivery of one task message.
         redelivered: The run's message may have been delivered before.
-        retain: The store alone has the run's message (it was pushed to a worker), and keeps it
-            until the run has ended: to send it again if the run's process dies.
-        arrival: When the caller came, by :meth:`~celery_distlock.stores.Store.time`, or as an
-            earlier `Reply` told; 0: it comes now.
+        retain: Only the store has the run's message (it was pushed to a worker). The store keeps
+            it until the run has ended, to send it again if the run's process dies.
+        arrival: When the caller came, by :meth:`~celery_distlock.stores.Store.time` or by the
+            `arrival` of an earlier `Reply`; 0: it comes now.
         want: How much of the key; see `Want.needs`.
     """
 
@@ -41,25 +41,25 @@ class AcquireRequest(NamedTuple):
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether the store has to ask if another delivery of the run has ended."""
+        """Whether the store must check if another delivery of the run has ended."""
         return self.redelivered and bool(self.run)
 
 
 class ReleaseRequest(NamedTuple):
     """
-    What is asked of a store to release a key; see :meth:`celery_distlock.stores.Store.release`.
+    A request to release a key; see :meth:`celery_distlock.stores.Store.release`.
 
     Attributes:
         key: The key.
-        owner: That of the request by which it was acquired.
-        run: Likewise.
-        completion: Whether a second delivery of the run is to be dropped.
+        owner: The owner that acquired the key.
+        run: The run that acquired the key.
+        completion: Whether a second delivery of the run must be dropped.
         inbox: The inbox of a waiter that gives up.
-        keep_for: A run and seconds: the key stays locked for it instead of becoming free; if it is
-            parked there already, it is handed the key now.
-        started: Whether what was taken was for anything, where starts are counted. False: nothing
-            has begun under it, and it counts no more.
-        own_channel: Of the worker that asks. A store may leave it alone.
+        keep_for: A run and seconds: the key stays locked for that run instead of becoming free. If
+            the run is parked there already, it gets the key now.
+        started: Where starts are counted: whether anything has begun under the lock. False: the
+            start is not counted.
+        own_channel: The delivery channel of the calling worker. A store may ignore it.
     """
 
     key: str
@@ -74,19 +74,20 @@ class ReleaseRequest(NamedTuple):
 
 class StandRequest(NamedTuple):
     """
-    A request that a run takes all of its keys, or waits for them.
+    A request to reserve all keys of a run, or to wait for them.
 
-    See :meth:`celery_distlock.stores.queue_parts.Parking.try_all`.
+    See :func:`celery_distlock.stores.queue_store.stand`.
 
     Attributes:
         run: As in `AcquireRequest`.
         route: All of its keys.
         arrival: As in `AcquireRequest`.
-        park_request: What is kept of it; None: the store has that.
-        owners: Of each key the owner that holds it for the run, and gives it up so, or empty.
-        givers: The runs that gave up a key for it, as far as that is known.
-        comes: It is here, and takes its keys itself if all are reserved for it.
-        timeout: If it is given, there is one attempt of so many seconds.
+        park_request: What to keep of the run; None: the store has it already.
+        owners: For each key, the owner that holds it for the run and gives it up by this request,
+            or empty.
+        givers: The runs that released a key for it, as far as known.
+        comes: The run is here, and claims its keys itself if all are reserved for it.
+        timeout: If given, there is one attempt of that many seconds.
     """
 
     run: str
@@ -101,24 +102,24 @@ class StandRequest(NamedTuple):
 
 class Identity(NamedTuple):
     """
-    What makes two calls of one key the same: while one has it, the other is a second one.
+    The identity of a call: of calls of one key with the same identity, later ones are duplicates.
 
-    A run has it exactly while it is there: while it waits, for its turn or its time, or is on its
-    way; and for as long as `until` says. There is nothing that would have to be given back.
+    A run has its identity while the store has the run: while it waits, for its turn or for its
+    delay, or is dispatched; and then for as long as `until` says. It never has to be released.
 
     Attributes:
         name: Any text.
-        until: ``"started"``: no longer; ``"finished"``: also while the run has its key, with its
-            retries; a number: also so many seconds from now, whatever becomes of the run.
-        replaces: The run that is known to have it and may lose it. The same run: if it waits, it
-            gets this envelope, want and delay, and keeps its place. ``"*"``: whoever has it keeps
-            it, and this run goes without.
-        most: Seconds after the first call of a run after which no update delays it any more.
-        expires: Seconds from now after which a run that has not begun has no identity any more, as
-            it will not run.
+        until: ``"started"``: no longer than that; ``"finished"``: also while the run holds its key,
+            including retries; a number: also for that many seconds from now, in any case.
+        replaces: The run that is expected to have the identity and may lose it. The same run: if
+            it waits, it gets this envelope, want and delay, and keeps its place. ``"*"``: the run
+            that has the identity keeps it, and this run has none.
+        most: Seconds after the first call of a run from which on updates no longer delay it.
+        expires: Seconds from now after which a run that has not started loses its identity, since
+            it will not execute.
         silent: Its result is not stored.
-        fixed: Its message is not to be replaced: somebody waits for just this one.
-        beside: It is sent beside the run that it replaces, though that waits.
+        fixed: Its message must not be replaced: a caller waits for this very call.
+        beside: It is sent in addition to the run that it replaces, even if that run waits.
     """
 
     name: str
@@ -133,20 +134,20 @@ class Identity(NamedTuple):
 
 class SendRequest(NamedTuple):
     """
-    What is asked of a store to take in a run as it is sent.
+    A request to add a run to the store when it is sent.
 
     See :meth:`celery_distlock.stores.queue_parts.Calls.send`.
 
     Attributes:
         key: The key.
         run: As in `AcquireRequest`.
-        park_request: What is kept of it.
+        park_request: What to keep of the run.
         want: As in `AcquireRequest`.
-        delay: Seconds before which it does not join the queue.
-        published: Other runs, of any keys, of which `mark_published` is to be noted besides.
-        identity: Which the run is to have.
-        paced: It does not join the queue before its rates let it start, so that nobody waits behind
-            it for them.
+        delay: Seconds after which it joins the queue.
+        published: Other runs, of any keys, to record as published in the same request.
+        identity: The identity that the run gets.
+        paced: It does not join the queue before its rates allow it to start, so that no other run
+            waits behind it because of them.
     """
 
     key: str

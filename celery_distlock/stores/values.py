@@ -1,4 +1,4 @@
-"""What stores answer: states, outcomes, who holds and who waits; and what is parked at them."""
+"""What stores take and return: amounts, outcomes, holders, waiters, snapshots, parked tasks."""
 
 import enum
 import re
@@ -44,36 +44,35 @@ __all__ = [
     "write_rates",
 ]
 
-MOST_SLOTS = 1024  # of a capacity, whose units are told from each other
-MOST_HOLDERS = 100  # that a look at a key tells of
-UNREADABLE = -1  # in a token's place, of one who has the key: somebody else has spoilt its record
+MOST_SLOTS = 1024  # the largest capacity whose units are numbered
+MOST_HOLDERS = 100  # holders that a snapshot of a key lists
+UNREADABLE = -1  # the token of a holder whose record was damaged by another program
 
 
 class Ability(enum.Enum):
-    """What a store can do beyond the plain lock; a policy that needs one says so when declared."""
+    """What a store can do beyond a plain lock. Policies declare which of these they need."""
 
     SHARE = "be seen by other processes"
     RECOGNISE = "recognise a task that has ended when its message comes again"
     SEVERAL = "let several hold a key"
-    LIST = "list its keys and who waits for them"
-    COUNT = "add up what is counted"
+    LIST = "list its keys and their waiters"
+    COUNT = "add up counters"
     QUEUE = "keep tasks until the key is free, and count its units and starts"
 
 
 class Want(NamedTuple):
     """
-    How much of a key is asked for.
+    How much of a key a request asks for.
 
-    Each request is judged by its own capacity, an operator's limit goes before it. Nothing that was
-    granted is taken back because a later request, or a limit, has a lower one.
+    Each request is judged by its own capacity. An operator's limit takes precedence over it. A
+    lower capacity, of a later request or of a limit, never revokes what was granted before.
 
     Attributes:
-        units: How many; more than the capacity count as all of it.
-        capacity: How many units there are, as far as this request is concerned; 1: it is alone,
-            beside no other; 0: any number.
-        rates: How often the key may be taken, as far as this request is concerned: by all that
-            have rates there.
-        cost: How many starts this one counts as.
+        units: Number of units. More than the capacity count as all of it.
+        capacity: Units that the key has, for this request. 1: exclusive; 0: any number.
+        rates: How often the key may be taken, for this request. The starts of all requests with
+            rates count.
+        cost: Number of starts that this request counts as.
     """
 
     units: int = 1
@@ -83,29 +82,29 @@ class Want(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else may hold the key then."""
+        """Whether the request is exclusive: no other holder is allowed."""
         return self.capacity == 1
 
     @property
     def needs(self) -> Ability | None:
-        """What a store must be able to do to grant it, if anything beyond a lock."""
+        """The ability that a store needs to grant this; None: a plain lock is enough."""
         if self.rates or not (self.alone or self.units == 1):
             return Ability.QUEUE
         return None if self.alone else Ability.SEVERAL
 
     def counted(self, capacity: int = 0) -> int:
-        """Return how many units a store counts; of a *capacity* of others, if not 0."""
+        """Return how many units a store counts, at most *capacity* if that is not 0."""
         most = [each for each in (self.capacity, capacity) if each]
         return max(1, min([self.units, *most]))
 
     def written(self) -> str:
-        """Return it as a store keeps it."""
+        """Return the text that stores keep of this."""
         amount = f"{self.units}/{self.capacity}"
         return f"{amount}/{self.cost}:{write_rates(self.rates)}" if self.rates else amount
 
     @classmethod
     def read(cls, written: str) -> Self | None:
-        """Return what :meth:`written` has made; None: it is something else."""
+        """Parse the text of :meth:`written`; None if it is malformed."""
         parts = _WRITTEN.fullmatch(written)
         if parts is None:
             return None
@@ -122,12 +121,12 @@ _WRITTEN = re.compile(rf"(\d{{1,9}})/(\d{{1,9}})(?:/(\d{{1,9}}):({_RATES}))?")
 
 
 def write_rates(rates: Iterable[Rate]) -> str:
-    """Return *rates* as a store keeps them."""
+    """Return the text that stores keep of *rates*."""
     return ";".join(f"{rate.limit},{rate.microseconds},{rate.burst}" for rate in rates)
 
 
 def read_rates(written: str) -> tuple[Rate, ...]:
-    """Return what :func:`write_rates` has made; nothing: it is something else."""
+    """Parse the text of :func:`write_rates`; empty if it is malformed."""
     if not re.fullmatch(_RATES, written):
         return ()
     terms = [map(int, rate.split(",")) for rate in written.split(";")]
@@ -138,21 +137,21 @@ def read_rates(written: str) -> tuple[Rate, ...]:
 
 
 ALONE = Want()
-FIRST = 1  # µs: when one came before whom nobody is to go
+FIRST = 1  # µs: the arrival of a request that must precede all others
 
 
 class Limit(NamedTuple):
     """
-    What an operator has set for one key, whatever is asked with.
+    An operator's limit for one key, which overrides what requests name.
 
     Attributes:
-        capacity: So many units; 0: nobody enters; None: as many as are asked with.
-        until: When it ends, in seconds since the epoch by the store's clock; 0: when it is taken
-            back.
-        author: Who has set it.
-        since: When, likewise.
-        rates: How often the key may be taken, instead of what is asked with; empty: as is asked
-            with. What counts as more starts than that counts as all of them.
+        capacity: Units that may be in use; 0: no request is admitted; None: as requests name.
+        until: When the limit ends, in seconds since the epoch by the store's clock; 0: when an
+            operator removes it.
+        author: The operator that has set it.
+        since: When it was set, in seconds since the epoch by the store's clock.
+        rates: How often the key may be taken, in place of requests' rates; empty: as requests
+            name. A cost above a rate's number of starts counts as all of them.
     """
 
     capacity: int | None
@@ -163,18 +162,18 @@ class Limit(NamedTuple):
 
     @property
     def pauses(self) -> bool:
-        """Whether nobody enters."""
+        """Whether no request is admitted."""
         return self.capacity == 0
 
 
 class Starts(NamedTuple):
     """
-    How often a key that has a rate was taken of late.
+    How often a key with a rate was taken recently.
 
     Attributes:
-        limit: How often it may be in such a time, as it was last asked for.
+        limit: Starts allowed in `per` seconds, by the latest request.
         per: Seconds.
-        begun: How often it was, in the last so many seconds.
+        begun: Starts in the last `per` seconds.
     """
 
     limit: int
@@ -184,17 +183,17 @@ class Starts(NamedTuple):
 
 class Holder(NamedTuple):
     """
-    One of several who hold a key.
+    One of several holders of a key.
 
     Attributes:
-        owner: As in the request; ``parked:…`` of a run that has not come for it yet, or of nobody
-            where it rests.
-        run: Likewise, or empty.
-        units: How many it has.
-        slot: Which of them, see `Reply`; -1: none of its own.
-        since: When it was granted, in seconds since the epoch, by the store's clock.
+        owner: As in the request; ``parked:…`` for a run that has not claimed its reservation yet,
+            or for a key that rests.
+        run: As in the request; may be empty.
+        units: Number of units that it holds.
+        slot: The number of its unit, see `Reply`; -1: none.
+        since: When it was granted, in seconds since the epoch by the store's clock.
         remaining: Seconds until its lease ends.
-        task: The name of a task that is on its way, where it is known.
+        task: The name of a dispatched task, where known.
     """
 
     owner: str
@@ -208,13 +207,13 @@ class Holder(NamedTuple):
 
 class Action(NamedTuple):
     """
-    What an operator does, or has done, to a key.
+    An operator's action on a key, requested or done.
 
     Attributes:
         name: ``release``, ``drop``, ``wake``, ``limit``, ``pause`` or ``resume``.
         author: The operator, as ``user@host``.
-        reason: Why, as the operator says; empty where that is not said.
-        about: What it is done to, or the terms of a limit, in words.
+        reason: The operator's reason; empty if none was given.
+        about: What the action applies to, or the terms of a limit, as text for people.
         owners: The owners that lose the key.
         at: When, in seconds since the epoch by the store's clock; 0: not yet.
     """
@@ -228,25 +227,25 @@ class Action(NamedTuple):
 
     @property
     def loss(self) -> str:
-        """Why the owners have lost the key, for errors and log lines."""
+        """Why the owners lost the key, for errors and log lines."""
         at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds")
         return f"taken by {self.author} at {at}{self.reason and f': {self.reason}'}"
 
 
 class Status(enum.Enum):
-    """What became of a request for a key."""
+    """The outcome of a request for a key."""
 
     GRANTED = "granted"
     BUSY = "busy"
     PARKED = "parked"
-    DONE = "done"  # the run has ended before; this is a second delivery of it
-    FREE = "free"  # nobody holds the key, and nothing was done
+    DONE = "done"  # the run has ended; this is a second delivery of it
+    FREE = "free"  # the key has no holder, and nothing was done
     RESERVED = "reserved"  # all of its keys are reserved for the run
-    DEADLOCK = "deadlock"  # another one who shares the key waits for having it alone, as this one
+    DEADLOCK = "deadlock"  # another holder already waits to upgrade to exclusive, as this one would
 
 
 class Sending(enum.Enum):
-    """What became of sending a woken run."""
+    """The outcome of sending a woken run."""
 
     SENT = "sent"
     LEFT = "left to a sweep, here or elsewhere"
@@ -254,7 +253,7 @@ class Sending(enum.Enum):
 
 
 class RenewOutcome(enum.Enum):
-    """What became of a renewal. Only ``UNKNOWN`` leaves hope, and only until the lease's end."""
+    """The outcome of a renewal. After ``UNKNOWN``, the hold lasts until its lease ends."""
 
     RENEWED = "renewed"
     HELD = "held by somebody else"
@@ -264,10 +263,10 @@ class RenewOutcome(enum.Enum):
 
 class Completion(enum.Enum):
     """
-    Whether the run that gives a key up is over.
+    Whether the run that releases a key has ended.
 
-    ``UNSETTLED``: its body is, and its result is not stored yet. A second delivery is held back
-    until `Store.drop` says that the end is known to all; if that does not come, it runs.
+    ``UNSETTLED``: its body has ended, but its result is not stored yet. A second delivery is held
+    back until `Store.drop` confirms the end. If that call never comes, it executes later.
     """
 
     NO = "0"
@@ -280,8 +279,8 @@ class Route(NamedTuple):
     """
     The keys of a run that needs several, by their slot names, and its task's name.
 
-    In the order in which they are taken, which is the same for all runs. At the first one lies its
-    envelope. `wants` is how much of each; empty: all of all.
+    The keys are in the order in which they are taken, which is the same for all runs. The envelope
+    is kept at the first key. `wants` is how much of each; empty: all keys exclusively.
     """
 
     names: tuple[str, ...]
@@ -289,17 +288,17 @@ class Route(NamedTuple):
     wants: tuple[Want, ...] = ()
 
     def want(self, name: str) -> Want:
-        """Return how much is wanted of one of them."""
+        """Return how much the run wants of the key *name*."""
         return self.wants[self.names.index(name)] if self.wants else ALONE
 
     def written(self) -> str:
-        """Return it as a store keeps it."""
+        """Return the text that stores keep of this."""
         wants = " ".join(want.written() for want in self.wants)
         return "\n".join([" ".join(self.names), self.task, *([wants] if wants else ())])
 
     @classmethod
     def read(cls, written: str) -> "Route":
-        """Return what :meth:`written` has made."""
+        """Parse the text of :meth:`written`."""
         names, task, wants, *_ = [*written.split("\n"), "", ""]
         read = tuple(Want.read(want) or ALONE for want in wants.split())
         return cls(tuple(names.split(" ")), task, read)
@@ -307,21 +306,22 @@ class Route(NamedTuple):
 
 class WokenTask(NamedTuple):
     """
-    A parked run whose turn it is. Who is given one sends it, then calls `mark_published`.
+    A parked run whose turn has come. The receiver sends it, then calls `mark_published`.
 
-    If there is a route, it comes without one, and may need more keys: it is for `Store.ready`.
-    Where one request has woken several, the others are `also` in it, and are to be sent as well.
+    With a `route`, the envelope is empty and the run may need more keys: pass it to
+    :func:`celery_distlock.stores.queue_store.ready`. If one request wakes several runs, the others
+    are in `also`, and must be sent as well.
 
     Attributes:
         name: The key's slot name.
         run: The execution's id.
         envelope: Its message.
-        route: What else it needs.
-        arrival: Where it was pushed to a worker: when it came (µs, by the store's clock); else 0.
-        givers: Likewise, the runs that gave its keys up for it, as far as that is known.
-        also: What else was woken.
-        returned: It has come for its key before, and has not ended, as far as that is known.
-        published: The broker was given its message, and it has not come.
+        route: All of its keys, if it needs several.
+        arrival: When the run came (µs, by the store's clock) if it was pushed to a worker; else 0.
+        givers: The runs that released its keys, if it was pushed to a worker, as far as known.
+        also: The other runs that were woken.
+        returned: It has claimed its key before, and has not ended, as far as known.
+        published: The broker was given its message, and the run has not claimed its key.
     """
 
     name: str
@@ -340,20 +340,21 @@ class Reply(NamedTuple):
     The answer to a request for a key.
 
     `asked_at` is the local clock (see :mod:`celery_distlock.clock`) just before the request was
-    sent: a lease is believed from there, never from the reply. `arrival` is when one who waits has
-    come (µs, by the store's clock), for `Store.acquire`; 0 if that does not matter.
+    sent: a lease counts from there, never from the reply. `arrival` is when a waiter came (µs, by
+    the store's clock), to pass to `Store.acquire`; 0 if that does not matter.
 
-    `due` is in how many seconds time alone lets the caller in, if nobody comes before; 0: it is not
-    only for time to do. One who waits is told so if he is the first.
+    `due` is the number of seconds after which time alone admits the caller, if no other request
+    comes before it; 0: time alone does not admit it. A waiter gets it only if it is first in the
+    queue.
 
-    `at` is the slot name of the key at which a run waits that needs several.
+    `at` is the slot name of the key at which a run of several keys waits.
 
-    Where several hold a key, `token` is that of the time in which it is shared without a gap, the
-    same for all who do; `holder` is one of them. `slot` tells who was granted one unit of a
-    capacity up to `MOST_SLOTS` which one that is, from 0: nobody else has it meanwhile; -1 for all
-    others.
+    If a key is shared, all of its holders have the same `token`, as long as the key is held without
+    a gap; `holder` is one of them. `slot`, from 0, is the number of the unit that was granted, if
+    the request was for one unit of a capacity up to `MOST_SLOTS`: no other holder has that number
+    at the same time. For all other requests it is -1.
 
-    `is_open` is true where a run was parked although the key is open to it: no release wakes it.
+    `is_open` is true if a run was parked although the key is open to it: no release wakes it.
     """
 
     status: Status
@@ -372,13 +373,13 @@ class Reply(NamedTuple):
 
     @property
     def wait(self) -> float | None:
-        """In how many seconds time alone lets the caller in; None if it is not for time to do."""
+        """Seconds until time alone admits the caller; None if time alone does not."""
         left = self.due or (self.remaining if is_resting(self.holder) else 0.0)
         return max(0.0, left - (clock.monotonic() - self.asked_at)) if left else None
 
 
 class Release(NamedTuple):
-    """`released` is false if the key was not the owner's (any more)."""
+    """The answer to a release; `released` is false if the owner did not hold the key (by then)."""
 
     released: bool
     wake: WokenTask | None = None
@@ -394,27 +395,27 @@ class Ownership(NamedTuple):
 
 class KeyState(NamedTuple):
     """
-    A look at one key; `token` is 0 if it has no holder.
+    A snapshot of one key; `token` is 0 if it has no holder.
 
     If it has a holder and its record has no valid token, the token is `UNREADABLE` and `since` 0.
     If holders share it, `owner`, `run`, `since` and `remaining` are those of one of them.
 
     Attributes:
         holders: The holders that share it, at most `MOST_HOLDERS` of them.
-        used: How many units all of them have.
-        capacity: What the last one was granted it with; 0: any number.
-        limit: What an operator has set.
-        rest: Seconds for which nobody enters.
-        starts: Of a key that has rates, how often it was taken.
-        later: How many runs join the queue later; above 50 perhaps with some that have come by
-            themselves.
-        due: In how many seconds the first of them does.
-        opens: In how many seconds time alone lets the first enter who waits; None: it does not.
-        identities: How many calls are known by an identity, see `Calls.bearers`; above 50 perhaps
-            some that mean nothing any longer.
-        key: The key, as operators are shown it; empty where a store has looked.
-        elsewhere: The keys that its runs of several keys wait for, by owner; only `Admin.show`
-            looks for them.
+        used: Units that all of them hold.
+        capacity: The capacity named by the request that was granted last; 0: any number.
+        limit: The operator's limit.
+        rest: Seconds for which no request is admitted.
+        starts: How often the key was taken, for each rate.
+        later: Number of runs that join the queue later. Above 50, it may include runs that have
+            arrived by their own message.
+        due: Seconds until the first of these runs joins the queue.
+        opens: Seconds until time alone admits the first waiter; None: time alone does not.
+        identities: Number of calls that have an identity, see `Calls.bearers`. Above 50, it may
+            include some that are no longer valid.
+        key: The key, as shown to operators; empty in snapshots that come from a store.
+        elsewhere: The keys that its runs of several keys wait for, by owner. Only `Admin.show`
+            fills it.
     """
 
     owner: str
@@ -423,9 +424,9 @@ class KeyState(NamedTuple):
     since: float  # seconds since the epoch, by the store's clock
     remaining: float
     waiting: int
-    oldest: float = 0.0  # when the first of those who wait came, as far as that is known; 0: none
-    woken: int = 0  # parked runs on their way
-    task: str = ""  # the name of the task that the key is kept for, where it is known
+    oldest: float = 0.0  # when the first waiter came, as far as known; 0: there is none
+    woken: int = 0  # parked runs that are dispatched
+    task: str = ""  # the name of the task that the key is reserved for, where known
     holders: tuple[Holder, ...] = ()
     used: int = 0
     capacity: int = 1
@@ -441,12 +442,12 @@ class KeyState(NamedTuple):
 
     @property
     def holds(self) -> tuple[HoldInfo, ...]:
-        """What each holder has; first those that run, the one that has had it longest first."""
+        """What each holder holds: by state, ``held`` first, then those that came first."""
         return holds_of(self, Holder(self.owner, self.run, 1, -1, self.since, self.remaining))
 
     @property
     def holder(self) -> HolderName | None:
-        """The holder; of several, the one that has had it longest."""
+        """The holder; of several, the one that has held the key longest."""
         return self.holds[0].who if self.token else None
 
     @property
@@ -456,35 +457,35 @@ class KeyState(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """``alone``, or ``shared``: others may have it as well; empty if it is free."""
+        """``alone``: held exclusively; ``shared``: others may hold it as well; empty: free."""
         return ("shared" if self.holders else "alone") if self.token else ""
 
     @property
     def units(self) -> int:
-        """How many units all holders have."""
+        """Units that all holders hold."""
         return max(self.used, sum(hold.units for hold in self.holds))
 
     @property
     def most(self) -> int | None:
-        """Return how many units may be in use, None for any number; an operator's limit counts."""
+        """Units that may be in use, by the operator's limit if there is one; None: any number."""
         if self.limit is not None and self.limit.capacity is not None:
             return self.limit.capacity
         return self.capacity or None
 
     @property
     def paused(self) -> bool:
-        """Whether an operator lets no request in."""
+        """Whether an operator has paused the key: no request is admitted."""
         return self.limit is not None and self.limit.pauses
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it has a holder, a waiter, a limit or a rest, or was used by a rate or a call."""
+        """Whether it has a holder, a waiter, a limit, a rest, counted starts or known calls."""
         waits = self.waiting or self.woken or self.later or self.identities
         return bool(self.token or waits or self.limit or self.rest > 0 or self.starts)
 
     @property
     def may_open_sooner(self) -> bool:
-        """Whether the first waiter may enter before `opens` is over, if holders end before."""
+        """Whether the first waiter may be admitted before `opens`, if holders end earlier."""
         if self.opens is None or not self.token or self.paused or self.rest > 0:
             return False
         is_full = self.most is not None and self.units >= self.most
@@ -493,37 +494,37 @@ class KeyState(NamedTuple):
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The runs that have it, or that it is kept for, of those who are told of."""
+        """The runs that hold the key, or that it is reserved for, as far as they are listed."""
         return (self.run, *(holder.run for holder in self.holders))
 
 
 class Waiter(NamedTuple):
     """
-    One that waits for a key: blocked as `owner`, or parked as `run`.
+    A waiter of a key: blocked as `owner`, or parked as `run`.
 
     The envelope, which may be large, comes from `Store.parked` alone.
     """
 
     owner: str
     run: str
-    since: float  # seconds since the epoch, by the store's clock; 0: it is not known
+    since: float  # seconds since the epoch, by the store's clock; 0: unknown
     envelope: bytes = b""
-    woken: bool = False  # its turn has come, and it is on its way
-    task: str = ""  # the parked task's name, where it is known
+    woken: bool = False  # its turn has come, and it is dispatched
+    task: str = ""  # the parked task's name, where known
     route: Route | None = None  # all of its keys; its envelope is at the first of them
     want: Want = ALONE
-    due: float | None = None  # in how many seconds it joins the queue; None: it waits already
-    at: str = ""  # at the first of several keys: the slot name of the other one where it waits
+    due: float | None = None  # seconds until it joins the queue; None: it waits already
+    at: str = ""  # at the first of several keys: the slot name of the key where it waits instead
 
 
 class ParkRequest(NamedTuple):
     """
-    What to keep of a task that finds its key taken: opaque bytes, sent when its turn comes.
+    What to keep of a task whose key is taken: opaque bytes, to be sent when its turn comes.
 
-    If `channel`, the address of a delivery channel, is still attended then, they are pushed
-    there. The task's name is kept beside them, for those who look at the queue. If `destination`,
-    any text that names where the broker would take them, they may be pushed to a worker that
-    consumes what comes there; see :class:`OwnChannel`.
+    `channel` is the address of a delivery channel. If it is still open when the turn comes, the
+    bytes are pushed to it. The task's name is kept for display in the queue. `destination` is any
+    text that names where the broker would deliver the bytes. If it is given, they may be pushed to
+    a worker that consumes from there; see :class:`OwnChannel`.
     """
 
     envelope: bytes
@@ -534,10 +535,9 @@ class ParkRequest(NamedTuple):
 
 class OwnChannel(NamedTuple):
     """
-    The delivery channel of the worker that gives up a key, where a slot is about to be free.
+    The delivery channel of the worker that releases a key and is about to have a free slot.
 
-    Of those that wait for the key, one that has come by no channel and whose destination is this
-    one is pushed there.
+    A waiter of the key that came by no channel and has this destination is pushed there.
     """
 
     address: str
@@ -548,4 +548,4 @@ class PeerChannel(NamedTuple):
     """A worker that takes woken runs at its delivery channel, past the broker."""
 
     address: str
-    free: int  # so many more tasks it could start now
+    free: int  # number of tasks that it could start now
