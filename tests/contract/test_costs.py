@@ -13,7 +13,16 @@ from celery_distlock.stores.memory.keyspace import Hash
 from celery_distlock.stores.memory.server import Server
 from celery_distlock.stores.queue_store import stand
 from celery_distlock.stores.requests import Identity, SendRequest, StandRequest
-from celery_distlock.stores.values import ALONE, Completion, Ownership, ParkRequest, Route, Want
+from celery_distlock.stores.values import (
+    ALONE,
+    Completion,
+    Ownership,
+    ParkRequest,
+    Route,
+    Status,
+    Want,
+)
+from tests.rewriting import RewrittenServer
 
 FEW, MANY = 300, 10_000  # a few hundred of some things are looked through at once
 BOUND = 64  # commands and words that one case may have more than the other
@@ -180,7 +189,7 @@ def hands_over(store: MemoryStore, want: Want) -> object:
     return store.release(request)
 
 
-def claims(store: MemoryStore, want: Want) -> object:
+def claims(store: MemoryStore, want: Want) -> Any:
     hands_over(store, want)
     server_of(store).commands = server_of(store).words = 0
     first = AcquireRequest("k", "new", 60.0, run=RUN.decode(), redelivered=True, want=want)
@@ -225,3 +234,39 @@ def test_what_a_request_costs_is_the_same_beside_many(crowd, act):
 
     assert beside_many.commands <= beside_few.commands + BOUND
     assert beside_many.words <= beside_few.words + BOUND
+
+
+class MakingServer(RewrittenServer):
+    """
+    A server that notes which functions a script makes only when it calls them.
+
+    Attributes:
+        late: Their names.
+    """
+
+    MADE = "F[F_name] = F_made"
+
+    def __init__(self) -> None:
+        super().__init__((self.MADE, f"redis.call('ECHO', F_name)\n{self.MADE}"))
+        self.late: list[bytes] = []
+
+    def do(self, name: bytes, *words: bytes) -> Any:
+        if name == b"ECHO":
+            self.late.append(words[0])
+            return 0
+        return super().do(name, *words)
+
+
+def test_what_a_task_needs_that_waited_is_made_at_once():
+    store = MemoryStore("memory://", "p")
+    store._servers.server = server = MakingServer()
+    channel = store.channels.open_channel(lambda _: None)
+    held(store)
+    parked = PARKED._replace(channel=channel.address)
+    for run in (RUN.decode(), "r1:0:0:0", "r2:0:0:0"):
+        store.parking.park_if_held("k", run, parked, 1.0)
+
+    assert claims(store, ALONE).status is Status.GRANTED
+    assert server.late == []
+    store.inspect("k")
+    assert server.late

@@ -313,6 +313,42 @@ end
     assert source.endswith(f"return F.own() + {ALL.replace('f', 'F.f', 1).replace(' f', ' F.f')}\n")
 
 
+def test_those_that_are_needed_often_are_made_together(write_script):
+    library = write_script(LIBRARY + MANY)
+    user = write_script(
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n-- OFTEN fff\n-- OFTEN ff\n\n"
+        f"return {ALL}\n"
+    )
+
+    source = scripts.load(user).source
+
+    assert (
+        """F = setmetatable((function()
+return {
+ff = function()
+    return 1
+end,
+fff = function()
+    return 1
+end,
+}
+end)(), { __index = function(_, F_name)
+"""
+        in source
+    )
+    assert "'fff'" not in source
+
+
+def test_an_unknown_function_that_is_needed_often_is_refused(write_script):
+    library = write_script(LIBRARY + MANY)
+    user = write_script(
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n-- OFTEN fff g\n\nreturn {ALL}\n"
+    )
+
+    with pytest.raises(ValueError, match=f"{user}.lua has no such function: g"):
+        scripts.load(user)
+
+
 def test_a_function_that_needs_what_is_computed_later_is_refused(write_script):
     library = write_script(LIBRARY + MANY)
     user = write_script(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 __all__ = ["Script", "load"]
 
 _HEADER = re.compile(r"^-- (KEYS|ARGV|USES)[ ]*(.*)$", re.MULTILINE)
+_OFTEN = re.compile(r"^-- OFTEN (.*)$", re.MULTILINE)  # functions that most calls of a script need
 # A full server refuses a script's first write, but not this one: it changes nothing.
 _NEVER_REFUSED, _FIRST_WRITE = "-- NEVER REFUSED\n", "redis.call('ZREM', KEYS[2], '')\n"
 _GOES_ON = re.compile(r"[ \t\n})]|end\b|else|until\b")  # so begins what belongs to the line before
@@ -22,9 +23,9 @@ _NO_CODE = re.compile(r"(--[^\n]*|'[^'\n]*')")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 _FEW = 12  # functions, which a script makes at once before it looks whether it needs more
 _WHEN_CALLED = """local F
-F = setmetatable({{}}, {{ __index = function(_, F_name)
+F = setmetatable({often}, {{ __index = function(_, F_name)
 local F_made
-{}F[F_name] = F_made
+{choice}F[F_name] = F_made
 return F_made
 end }})
 """
@@ -153,7 +154,7 @@ def _in_tables(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
     Give the functions of a script as fields of tables, each behind the variables that it needs.
 
     Few that a statement needs are made before it. From the first statement on that needs more,
-    each function is made when it is called first, whatever needs it.
+    each function is made when it is first called, except those that the header names as OFTEN.
     """
     statements = [place for place, part in enumerate(parts) if not part.defines]
     begin = 0
@@ -170,18 +171,30 @@ def _in_tables(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
         begin = place + 1
 
 
+def _fields(functions: Sequence[_Part]) -> str:
+    return "{\n" + "".join(f"{part.text.rstrip()},\n" for part in functions) + "}"
+
+
+def _together(functions: Sequence[_Part]) -> str:
+    """Return a call that makes *functions*, which share what the outer one has looked up."""
+    return f"(function()\nreturn {_fields(functions)}\nend)()"
+
+
 def _table(home: str, functions: Sequence[_Part]) -> _Part:
-    fields = "".join(f"{part.text.rstrip()},\n" for part in functions)
     names = tuple(name for part in functions for name in part.names)
-    return _Part(f"local {home}\n{home} = {{\n{fields}}}\n", frozenset(), names, True, home)
+    return _Part(f"local {home}\n{home} = {_fields(functions)}\n", frozenset(), names, True, home)
 
 
 def _when_called(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
     """
     Give all variables, then the functions, each made when it is called, then the statements.
 
+    Those that most calls need are made together, by a function: a variable of a script costs less
+    where the function around it has it already.
+
     Raises:
-        ValueError: A function needs what a later statement computes.
+        ValueError: A function needs what a later statement computes, or the header names a function
+            that the script does not have.
     """
     functions = [part for part in parts if part.home]
     statements = [part for part in parts if not part.defines]
@@ -191,10 +204,16 @@ def _when_called(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
         if late := part.words & computed - own:
             raise ValueError(f"{script}.lua needs before it is computed: {', '.join(sorted(late))}")
     yield from (part for part in parts if part.defines and not part.home)
+    names = set(" ".join(_OFTEN.findall(_text(script))).split())
+    often = [part for part in functions if part.names[0] in names]
+    if unknown := names - {part.names[0] for part in often}:
+        raise ValueError(f"{script}.lua has no such function: {', '.join(sorted(unknown))}")
     by_length: dict[int, list[_Part]] = {}
     for part in functions:
-        by_length.setdefault(len(part.names[0]), []).append(part)
-    text = _WHEN_CALLED.format(_choice(sorted(by_length.items())))
+        if part.names[0] not in names:
+            by_length.setdefault(len(part.names[0]), []).append(part)
+    choice = _choice(sorted(by_length.items()))
+    text = _WHEN_CALLED.format(often=_together(often) if often else "{}", choice=choice)
     yield _Part(text, frozenset(), tuple(part.names[0] for part in functions), True, "F")
     yield from statements
 

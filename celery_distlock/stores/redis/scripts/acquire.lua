@@ -22,6 +22,11 @@
 -- keep      whether only the store has the run's message: it stays here until the run has ended
 -- want      units/capacity, or units/capacity/terms with its rates; empty: all of it, beside nobody
 -- USES records grants limits rates gates runs answers queue
+-- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
+-- OFTEN grant_for record read_record answer_copy answer_ended ends_of my_place answer_wait join
+-- OFTEN place_of last_arrival new_record go write_run a_holder reply named answer_second held_by
+-- OFTEN answer_mine answer_claim is_wanted is_enough claim_opens too_soon paused resting limit_now
+-- OFTEN read_limit pass write_grant field_of begin arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
 request = request and cjson.decode(request) or {}

@@ -14,6 +14,11 @@
 --           key is handed to it now
 -- unstarted what was taken has come to nothing, and is not counted where the key has a rate
 -- USES records grants limits rates gates runs answers queue
+-- OFTEN look read_clock load known_number fetch_with_first fetch field run_of record read_record
+-- OFTEN grant_of reserved_owner held_by note_completion record_end note_end keep_ends keeps free
+-- OFTEN vacate tidy hand_on first_waiter want_in offer_to_run opens keeps_out held_alone paused
+-- OFTEN resting taken full too_soon limit_now read_limit reserve grant_to grant_alone mint row_of
+-- OFTEN integer begin_lease claim_ms wake go write_run send push follows_another publish answer
 
 local owner, run, ended, channel, destination, request = unpack(ARGV)
 request = request and cjson.decode(request) or {}
