@@ -1,1 +1,1 @@
-"""A lock's life in this process: acquire, renew, abort, release."""
+"""The life of a lock in this process: acquire, renew, abort, release."""

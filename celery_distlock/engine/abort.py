@@ -1,18 +1,20 @@
 """
-Make the loss of a lock known to the code that runs under it, while it runs.
+Raise the loss of a lock in the code that runs under it, while it runs.
 
-In a process's main thread by a signal, which also ends a sleep or a wait for input; in another
-thread as an asynchronous exception, at its next Python instruction; in a greenlet of gevent's or
-eventlet's by throwing into it. Code inside a C call learns of it when the call returns. In Python
-3.11, a thread that the other one is just starting may get the asynchronous exception in its place.
-Python drops an exception that is raised in a finalizer or a callback of the garbage collector; then
-it is raised again. Where an event loop of asyncio's keeps it, in a callback or in another task than
-the one that the loop is run for, that one is cancelled, too.
+In the main thread of a process this uses a signal, which also ends a sleep or a wait for input. In
+another thread it uses an asynchronous exception, which is raised at the next Python instruction. In
+a greenlet of gevent or eventlet it throws into the greenlet. Code inside a C call gets the
+exception when the call returns. In Python 3.11, a thread that the guarded thread is just starting
+may get the asynchronous exception instead.
 
-In Python 3.14, an exception from outside may come after a call of ``__enter__`` and before its
-block (CPython's gh-148874; not in 3.15): a mutex that was just taken would stay locked for ever.
-There a signal's handler puts the loss off, and a thread learns of it from its event loop, at its
-next call of ``self.lock``, and at the end of the body.
+Python drops an exception that is raised in a finalizer or in a callback of the garbage collector;
+it is then raised again. An asyncio event loop may keep the exception, in a callback or in a task
+other than the one that the loop is run for; that main task is then cancelled as well.
+
+In Python 3.14, an exception from outside may arrive after a call of ``__enter__`` and before its
+block (CPython's gh-148874; not in 3.15): a mutex that was just taken would stay locked for ever. On
+that version the signal handler defers the loss. Other threads learn of it from their event loop, at
+their next call of ``self.lock``, and at the end of the body.
 """
 
 import asyncio
@@ -39,34 +41,37 @@ __all__ = ["Guard"]
 
 T = TypeVar("T")
 
-AGAIN = 0.05  # seconds until what Python has dropped, or we have put off, is raised again
-SIGNAL = signal.SIGURG  # ignored unless somebody handles it, and Celery leaves it alone
-LEAVES_MUTEXES = sys.version_info[:2] == (3, 14)  # what is raised between a call and its block
+# seconds until an exception that Python dropped, or that was deferred, is raised again
+AGAIN = 0.05
+SIGNAL = signal.SIGURG  # ignored by default, and not used by Celery
+# an exception may be raised between a call and its block
+LEAVES_MUTEXES = sys.version_info[:2] == (3, 14)
 _ENTER = bytes((dis.opmap.get("LOAD_SPECIAL", 0), 0))  # and the next instruction calls it
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Guard:
     """
-    Raises :exc:`LockLostError` in the thread that runs in it as soon as one of *holds* is lost.
+    Raises :exc:`LockLostError` in the guarded thread as soon as one of *holds* is lost.
 
-    Once :meth:`run` has returned, nothing more is raised. A loss that was not delivered by then is
-    raised by it, unless the body itself raised.
+    Once :meth:`run` has returned, nothing more is raised. :meth:`run` raises a loss that was not
+    delivered by then, unless the body itself raised.
     """
 
     def __init__(self, holds: tuple[Hold, ...]) -> None:
         self._holds = holds
-        self._mutex = threading.RLock()  # likewise, and find that it is not
+        # reentrant: a signal handler may find a hold lost while its thread has this
+        self._mutex = threading.RLock()
         self._armed = False
         self._lost: Hold | None = None
         self._told = False
-        self.raised: object = None  # or the class of what is
-        self.again = False  # whether it is to be raised again: Python has dropped it, or we waited
+        self.raised: object = None  # the error raised, or its class
+        self.again = False  # raise it again: Python dropped it, or it was deferred
         self._cancels = False  # whether a loop may have kept it, and its task is cancelled
-        self._cancelled: Main | None = None  # that task, once it is
+        self._cancelled: Main | None = None  # that task, once it is cancelled
         self._ended: threading.Event | None = None
         self._deliver: Any = None
-        self.outer: Guard | None = None  # the one around this one, in the same thread
+        self.outer: Guard | None = None  # the guard around this one, in the same thread
         self._before: dict[Hold, Callable[[Hold], None] | None] = {}
 
     def run(self, body: Callable[[], T]) -> T:
@@ -77,7 +82,7 @@ class Guard:
             LockLostError: A hold was lost while it ran.
         """
         late = False
-        # All in one frame: an asynchronous exception may strike where a function begins, too.
+        # All in one frame: an asynchronous exception may also be raised where a function begins.
         try:
             try:
                 self._listen()
@@ -87,12 +92,13 @@ class Guard:
         except LockLostError as error:
             if type(error) is LockLostError:
                 raise
-            raise LockLostError(*error.args) from None  # a class made for one loss is not pickled
+            # a class made for one loss cannot be pickled
+            raise LockLostError(*error.args) from None
         except asyncio.CancelledError as error:
             if not self._cancels:
                 raise
             raise self.loss() from error
-        except BaseExceptionGroup as group:  # what a TaskGroup makes of it
+        except BaseExceptionGroup as group:  # a TaskGroup wraps the loss or its cancellation
             if self._lost is None or group.split(LockLostError)[1] is not None:
                 raise
             raise self.loss() from group
@@ -109,11 +115,11 @@ class Guard:
         self._armed = True
         for hold in self._holds:
             self._before[hold], hold.on_lost = hold.on_lost, self._on_lost
-            if hold.state is HoldState.LOST:  # before we listened
+            if hold.state is HoldState.LOST:  # it was lost before the callback was set
                 self._on_lost(hold)
 
     def _disarm(self) -> bool:
-        """Let nothing be raised from now on; return whether something still was."""
+        """Raise nothing from now on; return whether something still was raised."""
         with self._mutex:
             self._armed = False
         late = self._deliver is not None and bool(self._deliver.finish())
@@ -144,7 +150,7 @@ class Guard:
                 self._send()
                 name = "distlock-abort"
                 thread = threading.Thread(target=self._send_again, name=name, daemon=True)
-                with contextlib.suppress(RuntimeError):  # there can be no more threads
+                with contextlib.suppress(RuntimeError):  # no thread can be started
                     thread.start()
 
     def _send(self) -> None:
@@ -160,12 +166,12 @@ class Guard:
                     self._send()
 
     def loss(self) -> LockLostError:
-        """Return the error that tells of the loss."""
+        """Return the error that describes the loss."""
         assert self._lost is not None
         return self._lost.loss()
 
     def take(self) -> LockLostError | None:
-        """Return what there is to raise in the guarded thread now; once."""
+        """Return the error to raise in the guarded thread now; only once."""
         if self._armed and self._lost is not None and not self._told:
             self._told, self.again = True, False
             self.raised = error = self._lost.loss()
@@ -177,8 +183,10 @@ class Guard:
         main = task_beside(frame, self.is_around, always=always)
         if main is not None:
             self._cancels = True
-            with contextlib.suppress(RuntimeError):  # it is closed: the body goes on without it
-                # Twice: what is thrown into a thread that waits in C code may strike in the first.
+            # the loop is closed: the body goes on without it
+            with contextlib.suppress(RuntimeError):
+                # Twice: an exception thrown into a thread that waits in C code may be raised in the
+                # first.
                 for _ in range(2):
                     main.get_loop().call_soon_threadsafe(self._cancel, main)
 
@@ -192,19 +200,19 @@ class Guard:
         if main.cancel(f"lock {shown(self.loss().key)!r} was lost"):
             self._cancelled = main
         else:
-            self.again = True  # that has ended, and the body goes on
+            self.again = True  # the task has ended, and the body goes on
 
     def put_off(self) -> None:
-        """Have what there is to raise in the guarded thread raised a little later."""
+        """Defer what there is to raise in the guarded thread, for a short time."""
         if self._armed and self._lost is not None and not self._told:
             self.again = True
 
 
-_innermost: dict[int, Guard] = {}  # that a thread is in
+_innermost: dict[int, Guard] = {}  # the innermost guard of each thread
 
 
 def _guards_here() -> Iterator[Guard]:
-    """Yield those that this thread is in, the innermost first."""
+    """Yield the guards that this thread runs in, innermost first."""
     guard = _innermost.get(threading.get_ident())
     while guard is not None:
         yield guard
@@ -212,14 +220,14 @@ def _guards_here() -> Iterator[Guard]:
 
 
 class _DropHook:
-    """Hears of the exceptions that Python drops; others' go to who heard of them before."""
+    """Notes when Python drops an exception of a guard; passes all others to the previous hook."""
 
     def __init__(self, before: Callable[[Any], object]) -> None:
         self._before = before
 
     @classmethod
     def install(cls) -> None:
-        """Hear of them from now on, also if somebody else has put himself in the place since."""
+        """Install the hook, again if another hook has replaced it since."""
         if not isinstance(sys.unraisablehook, cls):
             sys.unraisablehook = cls(sys.unraisablehook)
 
@@ -228,7 +236,7 @@ class _DropHook:
         guard = _innermost.get(threading.get_ident())
         while guard is not None:
             if error is not None and guard.raised in (error, type(error)):
-                # No call comes after this: what is raised again must not strike in here.
+                # No call may follow: what is raised again must not be raised in here.
                 guard.again = True
                 return
             guard = guard.outer
@@ -236,7 +244,7 @@ class _DropHook:
 
 
 class _BySignal:
-    """To the main thread."""
+    """Delivers to the main thread."""
 
     ready_in = 0  # the process in which the handler is in place
 
@@ -244,7 +252,7 @@ class _BySignal:
         self._thread = threading.get_ident()
 
     def send(self) -> bool:
-        """Return whether it is certain to be raised unless :meth:`finish` says otherwise."""
+        """Return whether it is certain to be raised unless :meth:`finish` reports otherwise."""
         signal.pthread_kill(self._thread, SIGNAL)
         return False
 
@@ -272,7 +280,7 @@ def _has_just_entered(frame: FrameType | None) -> bool:
 
 
 class _ByLoop:
-    """To any other thread of Python 3.14: the event loop cancels the task that it runs."""
+    """Delivers to any other thread of Python 3.14: the event loop cancels the task that it runs."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -287,7 +295,7 @@ class _ByLoop:
 
 
 class _ByAsyncException:
-    """To any other thread."""
+    """Delivers to any other thread."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -308,7 +316,7 @@ class _ByAsyncException:
         if not self._sent:
             return False
         try:
-            for _ in range(100):  # what is still to come is raised at one of these turns
+            for _ in range(100):  # a pending exception is raised at one of these iterations
                 pass
         except LockLostError:
             return True
@@ -327,7 +335,7 @@ def _without_arguments(loss: LockLostError) -> type[LockLostError]:
 
 
 class _ByGreenlet:
-    """To a greenlet: *soon* has a function called by its loop, and *throw* raises in it."""
+    """Delivers to a greenlet: *soon* makes its loop call a function, and *throw* raises in it."""
 
     def __init__(
         self,
@@ -358,7 +366,7 @@ def _by_gevent(guard: Guard) -> _ByGreenlet:
 
 
 def _by_eventlet(guard: Guard) -> _ByGreenlet:
-    """By the hub, as eventlet's own time limits do."""
+    """Return a delivery by the hub, as eventlet's own time limits use."""
     hub = sys.modules["eventlet.hubs"].get_hub()
     greenlet: Any = sys.modules["greenlet"].getcurrent()
     return _ByGreenlet(guard, functools.partial(hub.schedule_call_global, 0), greenlet.throw)
@@ -375,7 +383,7 @@ def _delivery(guard: Guard) -> _BySignal | _ByLoop | _ByAsyncException | _ByGree
 
 
 def _handles_signal() -> bool:
-    """Whether the signal is ours; a handler of somebody else's stays in place."""
+    """Whether this module handles the signal. A handler of other code stays in place."""
     if _BySignal.ready_in != os.getpid():
         handler = signal.getsignal(SIGNAL)
         if handler in (signal.SIG_DFL, signal.SIG_IGN):

@@ -1,4 +1,4 @@
-"""Acquires keys, waits for them and releases them: what locks and locked tasks have in common."""
+"""Acquire, wait for and release keys: what locks and locked tasks have in common."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -43,8 +43,8 @@ __all__ = [
     "release_by",
 ]
 
-BACKSTOP = 1.0  # seconds, times the place in the queue, after which a waiter looks for itself
-PATIENCE = 30.0  # seconds that one who is queued already bears with a store that does not answer
+BACKSTOP = 1.0  # seconds, times the position in the queue, after which a waiter asks without a push
+PATIENCE = 30.0  # seconds for which a queued waiter tolerates a store that does not answer
 OUTAGE_PAUSE = 0.25  # seconds between its attempts
 
 
@@ -68,14 +68,15 @@ def acquire(
     Args:
         hold: A new hold.
         timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
-        park: Leave the run in the key's queue instead of waiting.
+        park: Leave the execution in the key's queue instead of waiting.
 
     Returns:
-        The store's last answer. If it is not ``GRANTED`` nothing is left behind but what was
-        parked.
+        The store's last answer. If it is not ``GRANTED``, nothing is left in the store except a
+            parked
+        execution.
 
     Raises:
-        StoreError: Also then, what the store may have granted is given back in the background.
+        StoreError: What the store may have granted is released in the background.
     """
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     try:
@@ -83,7 +84,8 @@ def acquire(
         while True:
             if defaults.shared_holds is not None:
                 defaults.shared_holds.record(hold, at_once=not waits)
-            if waits and hold.store.subscribed(hold.key):  # one request to be granted or to queue
+            # one request either gets the key or joins the queue
+            if waits and hold.store.subscribed(hold.key):
                 reply = _wait(hold, deadline, answered=False)
             else:
                 reply = ask(hold, park)
@@ -93,13 +95,13 @@ def acquire(
             if concluded is not None:
                 return concluded
     except BaseException:
-        # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
+        # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become ours.
         _release_all_later([hold])
         raise
 
 
 def conclude(hold: Hold, reply: Reply, deadline: float) -> Reply | None:
-    """Return what the caller is told, now that nobody waits any more; None: ask anew."""
+    """Return the caller's answer, once the waiter has left the queue; None: ask again."""
     if hold.state is HoldState.HELD:
         if defaults.shared_holds is not None:
             defaults.shared_holds.record(hold)
@@ -108,7 +110,7 @@ def conclude(hold: Hold, reply: Reply, deadline: float) -> Reply | None:
     if reply.status is not Status.GRANTED:
         _erase(hold)
         return reply
-    _release_later(hold)  # granted too late to be believed
+    _release_later(hold)  # granted too late to rely on
     if clock.monotonic() >= deadline:
         return reply._replace(status=Status.BUSY)
     hold.start_over()
@@ -117,12 +119,12 @@ def conclude(hold: Hold, reply: Reply, deadline: float) -> Reply | None:
 
 def acquire_all(holds: Sequence[Hold]) -> bool:
     """
-    Ask for the keys of *holds*, of one store and run, in one step; begin to hold all or none.
+    Ask for the keys of *holds*, of one store and execution, in one step; hold all or none.
 
-    False: not all of them can be had, or this store takes only one at a time.
+    False: not all of them are available, or this store takes only one at a time.
 
     Raises:
-        StoreError: Also then, what the store may have granted is given back in the background.
+        StoreError: What the store may have granted is released in the background.
     """
     first = holds[0]
     try:
@@ -152,7 +154,7 @@ def acquire_all(holds: Sequence[Hold]) -> bool:
     except BaseException:
         _release_all_later(holds)
         raise
-    _release_all_later(holds)  # granted too late to be believed
+    _release_all_later(holds)  # granted too late to rely on
     return False
 
 
@@ -167,7 +169,7 @@ def _release_all_later(holds: Sequence[Hold]) -> None:
 
 
 def give_up(hold: Hold, inbox: Inbox | None = None) -> None:
-    """Hold, and wait at *inbox*, no more: what the store has granted is released, or will be."""
+    """Stop holding, and stop waiting at *inbox*. Release what the store granted, now or later."""
     watchdog(hold.store).forget(hold)
     hold.end()
     _release_later(hold, inbox=inbox)
@@ -180,12 +182,12 @@ def _release_later(
     rest: tuple[str, float] | None = None,
 ) -> None:
     request = hold.release_request(ended, inbox=inbox, keep_for=rest)
-    record(hold)  # nobody is to renew it any more
+    record(hold)  # no process may renew it from now on
     release_later(hold.store, request, lambda: _erase(hold, request.owner))
 
 
 def record(hold: Hold, *, at_once: bool = False) -> None:
-    """Let this worker's main process, if it has one, know how *hold* stands; see `SharedHolds`."""
+    """Record the state of *hold* for this worker's main process, if any; see `SharedHolds`."""
     if defaults.shared_holds is not None:
         defaults.shared_holds.record(hold, at_once=at_once)
 
@@ -220,17 +222,18 @@ def ask(hold: Hold, queue: Inbox | ParkRequest | None) -> Reply:
 
 class Waiter:
     """
-    One who waits in the queue of a key: what it asks between two pauses.
+    A waiter in the queue of a key: its requests between two pauses.
 
     Args:
-        hold: For whose key.
-        deadline: Until when, by the local clock.
-        answered: Whether the store has said that the key is taken: then it may fall silent for a
-            while.
+        hold: The hold that waits.
+        deadline: When to stop waiting, by the local clock.
+        answered: Whether the store has already answered that the key is held. A store that has
+            answered
+            may stay silent for a while.
 
     Attributes:
-        inbox: Where it is called.
-        pause: Seconds after which it asks again, though nobody calls.
+        inbox: Where pushes arrive.
+        pause: Seconds after which it asks again without a push.
     """
 
     def __init__(self, hold: Hold, deadline: float, *, answered: bool) -> None:
@@ -243,7 +246,7 @@ class Waiter:
 
     def ask(self) -> Reply | None:
         """
-        Ask once. None: the key is taken, or the store silent; ask again after a call or `pause`.
+        Ask once. None: the key is held, or the store silent; ask again after a push or `pause`.
 
         Raises:
             StoreError: The store refuses, or has been silent for too long.
@@ -271,7 +274,7 @@ class Waiter:
 
     @property
     def departure(self) -> ReleaseRequest:
-        """What the store is told when it waits no more."""
+        """The request that removes this waiter from the queue."""
         hold = self._hold
         return ReleaseRequest(hold.key, hold.owner, inbox=self.inbox, started=hold.started)
 
@@ -290,8 +293,8 @@ def _wait(hold: Hold, deadline: float, *, answered: bool) -> Reply:
 
 
 def _backstop(reply: Reply, run: str) -> float:
-    # The first looks when the holder's lease ends, the others one after the other behind it. But
-    # the key may be kept for a retry, wherever it stands, and nobody calls it.
+    # The first waiter asks when the holder's lease ends, the others one after another behind it. A
+    # retry asks early at any position: the key may be reserved for it, and no push announces that.
     place = 0 if ExecutionId.parse(run).retries else reply.place
     return min(reply.remaining + 0.01, BACKSTOP) + BACKSTOP * place
 
@@ -305,19 +308,20 @@ def release(
     succeeded: bool | None = None,
 ) -> HoldState:
     """
-    Stop holding, and tell the store; return the state until then.
+    Stop holding and release the key in the store; return the state before.
 
-    *dispatch* takes what that wakes, instead of the store's own. What is kept for nobody rests by
-    the key's own terms: *succeeded* says whether what ran under it did; None, that nothing ran.
+    *dispatch* takes the task that this wakes, in place of the store's own dispatch. Without
+    *keep_for* the key rests by its own terms: *succeeded* is whether what ran under it succeeded,
+    None if nothing ran.
 
-    Never raises for the store's sake: a release that is not answered goes on in the background,
-    and the lease's end is behind that.
+    Never raises because of the store: a release that is not answered is repeated in the background,
+    and if that fails too the lease ends.
     """
     rest = None
     hold.begun = succeeded is not None
     if keep_for is None and succeeded is not None:
         rest = hold.rest(succeeded=succeeded)
-    before = hold.end()  # a renewal that comes between asks as an owner of old: no harm
+    before = hold.end()  # A renewal in between uses an owner that no longer holds: no harm.
     return give_back(hold, before, ended, keep_for, dispatch, rest)
 
 
@@ -329,7 +333,7 @@ def give_back(
     dispatch: Callable[[WokenTask | None], object] | None = None,
     rest: tuple[str, float] | None = None,
 ) -> HoldState:
-    """Tell the store that *hold*, which was *before* and has ended, holds no more, or rests."""
+    """Release *hold*, which was *before* and has ended, in the store; the key is free or rests."""
     if before is HoldState.ENDED or hold.is_parents:
         return before  # in a forked child, the hold is the parent's
     ours = True
@@ -342,9 +346,9 @@ def give_back(
             (dispatch or hold.store.dispatch)(released.wake)
         ours = released.released
     except StoreError as error:
-        logger.warning("%r is given back later, or its lease ends: %s", shown(hold.key), error)
+        logger.warning("%r is released later, or its lease ends: %s", shown(hold.key), error)
         _release_later(hold, ended, rest=rest)
-    except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
+    except BaseException:  # such as a time limit's exception, which the caller has to get soon
         _release_later(hold, ended, rest=rest)
         raise
     else:
@@ -363,10 +367,10 @@ def give_back(
 
 def release_by(holds: Sequence[Hold], ask: Callable[[], Reply]) -> Reply:
     """
-    Stop holding by *ask*, a request that gives the keys up itself; return its answer.
+    Stop holding by *ask*, a request that itself gives the keys up; return its answer.
 
     Raises:
-        StoreError: The keys are given back in the background.
+        StoreError: The keys are released in the background.
     """
     before = [hold.end() for hold in holds]
     try:
@@ -386,19 +390,19 @@ def release_by(holds: Sequence[Hold], ask: Callable[[], Reply]) -> Reply:
 
 
 def no_store() -> Store:
-    """Stand in for the current app's store where there is no app."""
+    """Replace the current app's store where there is no app: raise an error."""
     raise ConfigurationError(
         "Lock(store=None) needs a current Celery app; or name a store or a URL"
     )
 
 
 def no_stores() -> list[Store]:
-    """Stand in for the stores of the apps where there is none."""
+    """Replace the stores of the apps where there is no app: none."""
     return []
 
 
 class _Defaults:
-    """What the Celery side puts in, so that this module need not know it."""
+    """What the Celery side registers here, so that this module does not depend on it."""
 
     store: Callable[[], Store] = staticmethod(no_store)
     stores: Callable[[], list[Store]] = staticmethod(no_stores)

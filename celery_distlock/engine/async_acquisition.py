@@ -1,9 +1,9 @@
 """
-Acquires keys, waits for them and releases them for coroutines.
+Acquire, wait for and release keys in coroutines.
 
 Each request is made in a thread, by the code that threads use. Waiting is done in the event loop: a
-push resolves a future, from whatever thread reads it. So any number of coroutines wait with as many
-threads as one does.
+push resolves a future, from whichever thread reads it. So any number of waiting coroutines need no
+more threads than one.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds that a request may take, three attempts of 5 s each; and, where a server hangs so that
-# requests wait for the threads, that one may wait until it is made.
+# Seconds that a request may take: three attempts of 5 s each. Also, where a server hangs and
+# requests queue for the threads, the seconds that a request may wait for its thread.
 LIMIT = 16.0
 
 
@@ -48,11 +48,11 @@ async def acquire(hold: Hold, *, timeout: float | None) -> Reply:
         timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
 
     Returns:
-        The store's last answer. If it is not ``GRANTED`` nothing is left behind.
+        The store's last answer. If it is not ``GRANTED``, nothing is left in the store.
 
     Raises:
-        StoreError: Also then, and when it is cancelled, what the store may have granted is given
-            back in the background.
+        StoreError: What the store may have granted is released in the background; so it is if this
+            coroutine is cancelled.
     """
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     while True:
@@ -66,10 +66,10 @@ async def acquire(hold: Hold, *, timeout: float | None) -> Reply:
 
 async def release(hold: Hold, *, succeeded: bool = False) -> HoldState:
     """
-    Stop holding, and tell the store; return the state until then.
+    Stop holding and release the key in the store; return the state before.
 
-    *succeeded* as for :func:`celery_distlock.engine.acquisition.release`. Never raises for the
-    store's sake. If it is cancelled, or the store does not answer, the release goes on in the
+    *succeeded* is as in :func:`celery_distlock.engine.acquisition.release`. Never raises because of
+    the store. If it is cancelled, or the store does not answer, the release continues in the
     background.
     """
     rest = hold.rest(succeeded=succeeded)
@@ -82,15 +82,15 @@ async def release(hold: Hold, *, succeeded: bool = False) -> HoldState:
     try:
         return await _threads_of(hold.store).call(request, timeout=LIMIT)
     except TimeoutError:
-        logger.warning("%r is given back later, or its lease ends: no answer", shown(hold.key))
+        logger.warning("%r is released later, or its lease ends: no answer", shown(hold.key))
         return before
 
 
 async def upgrade(hold: Hold, *, timeout: float | None) -> Reply:
     """
-    Have alone what *hold* shares; see :func:`celery_distlock.engine.upgrading.upgrade`.
+    Upgrade *hold* from shared to exclusive; see :func:`celery_distlock.engine.upgrading.upgrade`.
 
-    If it is cancelled, it goes on as before.
+    If it is cancelled, the hold stays as it was.
     """
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     attempt = _Upgrade(hold, deadline, waits=timeout != 0)
@@ -102,7 +102,7 @@ async def upgrade(hold: Hold, *, timeout: float | None) -> Reply:
 
 
 async def leave(hold: Hold) -> None:
-    """Share what an inner acquisition has upgraded, after that was undone; in any case."""
+    """Share again what an inner acquisition has upgraded, after that was undone; in any case."""
     if (share := leaving(hold)) is not None:
         await tell(hold.store, share)
 
@@ -112,7 +112,7 @@ async def call(store: Store, request: Callable[[], T]) -> T:
     Return the answer to a request that changes nothing.
 
     Raises:
-        StoreError: There is none.
+        StoreError: There is no answer.
     """
     try:
         return await _threads_of(store).call(request, undo=_nothing, timeout=LIMIT)
@@ -121,7 +121,7 @@ async def call(store: Store, request: Callable[[], T]) -> T:
 
 
 async def tell(store: Store, report: Callable[[], object]) -> None:
-    """Make a report in a thread: its receivers may block."""
+    """Run *report* in a thread: its receivers may block."""
     with suppress(TimeoutError):
         await _threads_of(store).call(report, timeout=LIMIT)
 
@@ -135,7 +135,7 @@ def _silent(store: Store) -> StoreUnavailableError:
 
 
 class _Attempt:
-    """One way of a hold to its grant: who asks in threads, and pauses in the event loop."""
+    """One hold's attempt to acquire its key: requests in threads, pauses in the event loop."""
 
     def __init__(self, hold: Hold, deadline: float, *, waits: bool) -> None:
         self._hold = hold
@@ -161,7 +161,7 @@ class _Attempt:
         return reply
 
     async def _ask_first(self) -> Reply | None:
-        """Ask for the first time: after those of this loop who came before, and want to wait."""
+        """Ask for the first time, after earlier callers of this loop that want to wait."""
         if not self._waits:
             return await self._ask_in_thread(LIMIT)
         hold, came_at = self._hold, clock.monotonic()
@@ -171,7 +171,7 @@ class _Attempt:
             async with asyncio.timeout(left):
                 await entrance.acquire()
         except TimeoutError:
-            return await self._ask_in_thread(LIMIT)  # one look, with no time to wait
+            return await self._ask_in_thread(LIMIT)  # one request, with no time to wait
         try:
             if entrance.silent_at > came_at:
                 raise TimeoutError
@@ -188,7 +188,7 @@ class _Attempt:
         return await threads.call(self._ask, undo=self._undo, timeout=limit)
 
     def close(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         if (inbox := self._inbox) is not None:
             inbox.close()
 
@@ -197,7 +197,7 @@ class _Attempt:
         return None if self._waiter is None else self._waiter.inbox
 
     def _ask(self) -> Reply | None:
-        """Ask, in a thread; None: the key is taken."""
+        """Ask, in a thread; None: the key is held."""
         hold, waiter = self._hold, self._waiter
         if waiter is None:
             self._has_asked = True
@@ -212,7 +212,8 @@ class _Attempt:
         return self._ask_at(waiter)
 
     def _listen(self, inbox: Inbox) -> None:
-        push = WeakMethod(self._push)  # what a store keeps must not keep who waits
+        # the store keeps the callback, which must not keep the waiter
+        push = WeakMethod(self._push)
         inbox.on_push(lambda: (call := push()) is not None and call())
 
     def _ask_at(self, waiter: Waiter | UpgradeWaiter) -> Reply | None:
@@ -223,7 +224,7 @@ class _Attempt:
         return found
 
     async def _rest(self) -> None:
-        """Return after a push, or when it is time to look without one."""
+        """Return after a push, or when it is time to ask without one."""
         timer = self._loop.call_later(self._pause, self._pushed.set)
         try:
             await self._pushed.wait()
@@ -234,10 +235,10 @@ class _Attempt:
             timer.cancel()
 
     def _push(self) -> None:
-        """Take a push, in any thread."""
+        """Handle a push, in any thread."""
         try:
             self._loop.call_soon_threadsafe(self._pushed.set)
-        except RuntimeError:  # the loop is closed: whoever waited never comes
+        except RuntimeError:  # the loop is closed: its waiter will not continue
             self._undo()
 
     def _undo(self) -> None:
@@ -254,15 +255,16 @@ class _Attempt:
 
 
 class _Upgrade(_Attempt):
-    """The same of a hold that shares its key and is to have it alone."""
+    """An attempt to upgrade a hold from shared to exclusive."""
 
     def __init__(self, hold: Hold, deadline: float, *, waits: bool) -> None:
         super().__init__(hold, deadline, waits=waits)
-        self._upgrade = UpgradeWaiter(hold, deadline, waits=waits)  # numbered in the task's order
-        self._has_asked = True  # also before: it gives up for those before it
+        # created here so that numbers follow the order of the tasks
+        self._upgrade = UpgradeWaiter(hold, deadline, waits=waits)
+        self._has_asked = True  # also before it asks: it gives up for earlier attempts, too
 
     def settle(self) -> None:
-        """Have what was granted until its holder changes it."""
+        """Keep what was granted until its holder changes it."""
         self._upgrade.settle()
 
     async def _ask_first(self) -> Reply | None:
@@ -281,9 +283,10 @@ class _Upgrade(_Attempt):
 
 
 class _Entrance(asyncio.Lock):
-    """Where those of a loop who want one key ask for the first time, one after the other."""
+    """Lines up the first requests of a loop's callers for one key, one after another."""
 
-    silent_at = -math.inf  # when somebody got no answer: nor need those who stood behind ask
+    # when a caller last got no answer: those that queued before then need not ask
+    silent_at = -math.inf
 
 
 def _entrances(loop: asyncio.AbstractEventLoop) -> "_Entrances":

@@ -1,16 +1,16 @@
 """
-What it is to hold a key: one hold's life from the request to its end.
+Client-side state of one acquisition, from the request to its end.
 
 ::
 
     NEW ──acquire──▶ HELD ──release──▶ ENDED
                       │ ╲
-                      │  ╲ the store says so, or no renewal was confirmed in time
+                      │  ╲ the store reports it, or no renewal was confirmed in time
                       │   ▼
                       └─▶ LOST ──release──▶ ENDED
 
-A holder stops believing before the store can give the key to another: a lease is believed from the
-moment *before* its request was sent, and for a little less than it was asked for.
+A holder stops relying on its lease before the store can grant the key to another: it counts the
+lease from the moment *before* the request was sent, and for slightly less than it asked for.
 """
 
 import enum
@@ -44,20 +44,20 @@ from .wants import want_of
 
 __all__ = ["GLANCE", "GONE", "Hold", "HoldState", "Keeper", "Terms", "believed"]
 
-# Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
+# Redlock's allowance for two clocks of different speed (redis.io, "Distributed locks").
 DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
 
-GONE = "the store no longer knows it"  # why a key is lost that is not known to be another's
-GLANCE = 0.5  # seconds for a look at why it was lost, in a thread that does nothing else
+GONE = "the store no longer knows it"  # reason for a loss where no other holder is known
+GLANCE = 0.5  # seconds to look up the reason for a loss, in a thread that does nothing else
 
-SHORTEST_REST = 0.001  # seconds; what is shorter is over when the store is told
+SHORTEST_REST = 0.001  # seconds; a shorter rest is over before the store gets the request
 
 _process = PerProcess(object, ForkStage.IDENTITY)  # another object in a forked child
 
 
 class HoldState(enum.Enum):
-    """Where a hold is in its life."""
+    """The state of a hold."""
 
     NEW = "new"
     HELD = "held"
@@ -65,19 +65,20 @@ class HoldState(enum.Enum):
     ENDED = "ended"
 
 
-HELD = HoldState.HELD  # looking a member up in its class takes long in Python 3.11
+HELD = HoldState.HELD  # looking a member up in its class is slow in Python 3.11
 
 
 class Terms:
     """
-    On what terms a key is asked for.
+    The terms of a request for a key.
 
     Attributes:
-        lease: Seconds that the lock outlives its holder's last sign of life. More survives longer
-            pauses of the process; less lets others in sooner after a crash.
+        lease: Seconds that the lock outlives its holder's last sign of life. A longer lease
+            survives
+            longer pauses of the process; a shorter one admits others sooner after a crash.
         watchdog: Whether the lease is renewed while it is held.
-        max_hold: Seconds after which it is renewed no more, or None.
-        warn_held: Seconds after which the log says that it is still held, or None.
+        max_hold: Seconds after which renewal stops, or None.
+        warn_held: Seconds after which a warning is logged that it is still held, or None.
     """
 
     __slots__ = ("lease", "max_hold", "warn_held", "watchdog")
@@ -103,14 +104,14 @@ class Keeper(Protocol):
         """Note that this process renews its leases itself."""
 
     def renewed_until(self, owner: str) -> float:
-        """Return until when, by the local clock, what *owner* has was renewed for it; or 0."""
+        """Return until when, by the local clock, *owner*'s lease was renewed for it; or 0."""
 
     def erase(self, owner: str) -> None:
-        """Renew no more what *owner* had."""
+        """Stop renewing the leases of *owner*."""
 
 
 class Taker(Protocol):
-    """A lock, `celery_distlock.engine.key_locks`, that has acquired a key."""
+    """A lock of `celery_distlock.engine.key_locks` that has acquired a key."""
 
     wanted: Key
 
@@ -119,40 +120,41 @@ Teller: TypeAlias = Callable[[Callable[[], object]], object]
 
 
 def at_once(call: Callable[[], object]) -> None:
-    """Report in this thread what *call* reports."""
+    """Emit the report *call* in this thread."""
     call()
 
 
 def ignore_event(name: str, **_facts: Any) -> None:
-    """Take no notice; what a hold reports to when nobody asked."""
+    """Ignore the event: the default for holds without a receiver."""
 
 
 class Hold:
     """
-    One key, held or to be held by one owner. Its methods may be called from any thread.
+    One key that one owner holds or asks for. Its methods may be called from any thread.
 
     Args:
         store: Where the key is.
-        key: The key, and how much of it; of a plain text all.
+        key: The key and the amount of it; a plain text means all of it.
         terms: See :class:`Terms`.
-        label: Who asks, for people who look at the lock later.
-        run: Names the task run that asks, see :meth:`Store.acquire`.
-        waited: Seconds for which it has waited already, elsewhere.
+        label: Name of the caller, for people who inspect the lock later.
+        run: Name of the task execution that asks, see :meth:`Store.acquire`.
+        waited: Seconds for which it has already waited, elsewhere.
         redelivered: As in :class:`~celery_distlock.stores.AcquireRequest`.
-        retain: Likewise.
-        on_event: Told what happens: a name of :mod:`celery_distlock.signals` and its facts.
+        retain: As in :class:`~celery_distlock.stores.AcquireRequest`.
+        on_event: Called with the name of a signal of :mod:`celery_distlock.signals`, and its facts.
 
     Attributes:
         wanted: What was asked for.
-        want: How much it has or is to have; an upgrade changes it.
-        slot: Which unit that is, if the store tells them from each other; else None.
-        upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
-        upgrades: How many attempts to upgrade it have begun.
-        unconfirmed: Whether a downgrade was not answered: shared is the least that it has.
-        unsettled: Whether what it has may change without its holder: an attempt to upgrade it was
-            given up or has not ended, or an inner acquisition that upgraded it was undone.
-        changing: Taken by a thread that upgrades or downgrades it: one after the other.
-        begun: Whether anything has run under it, as far as is known when it is given up.
+        want: The amount that it has or asks for; an upgrade changes it.
+        slot: The index of its unit, if the store numbers units; else None.
+        upgraded_at: The depth at which an inner acquisition upgraded it; None: none has.
+        upgrades: The number of attempts to upgrade it so far.
+        unconfirmed: Whether a downgrade was not answered: the hold is at least shared.
+        unsettled: Whether the hold may change in the store without its holder. An attempt to
+            upgrade it
+            was given up or has not ended, or an inner acquisition that upgraded it was undone.
+        changing: Taken by a thread that upgrades or downgrades it, so that they do so in turn.
+        begun: Whether anything has run under it, as far as known at the release.
     """
 
     __slots__ = (
@@ -228,35 +230,36 @@ class Hold:
         self._process = _process.value
         self.state = HoldState.NEW
         self.token = 0
-        self.arrival = 0  # when it came to the key's queue, by the store's clock
-        self.own_channel: OwnChannel | None = None  # of the worker that it is held in
+        self.arrival = 0  # when it joined the key's queue, by the store's clock
+        self.own_channel: OwnChannel | None = None  # the channel of the worker that holds it
         self.depth = 0
-        self.takers: list[Taker] = []  # for each that is to release it
-        self.sharing: list[Taker] = []  # those of them who were here at a downgrade
+        self.takers: list[Taker] = []  # one entry for each release that is due
+        self.sharing: list[Taker] = []  # those of them that were here at a downgrade
         self.held_since = 0.0
         self._wanted_since = clock.monotonic() - waited
         self.valid_until = 0.0
         self.on_event = on_event
         self.on_lost: Callable[[Hold], None] | None = None
         self.keeper: Keeper | None = None
-        self.turns: Any = None  # of the tasks of a loop that its thread runs: see `owners`
+        self.turns: Any = None  # the turns of a loop's tasks in this thread: see `owners`
         self._extended_until = 0.0
         self._rests_until = 0.0
         self._loss_reason = ""
-        self._mutex = threading.RLock()  # a signal's handler may look whether it is held meanwhile
+        # reentrant: a signal handler may check the hold while this is taken
+        self._mutex = threading.RLock()
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether there is nobody any more who could release it, so that it is not renewed."""
+        """Whether no code is left that could release it, so that it is not renewed."""
         return False
 
     def start_over(self) -> None:
-        """Ask as somebody else, after a grant that came too late: that one is being given back."""
+        """Ask as a new owner, after a grant that came too late: that one is being released."""
         self.owner = new_owner(self.label)
         self.state = HoldState.NEW
 
     def take(self, reply: Reply) -> bool:
-        """Begin to hold what *reply* granted; false if that is nothing, or comes too late."""
+        """Begin to hold what *reply* granted; false if it granted nothing, or came too late."""
         if reply.status is not Status.GRANTED:
             return False
         now = clock.monotonic()
@@ -281,24 +284,24 @@ class Hold:
         self.slot = reply.slot if reply.slot >= 0 else None
 
     def begin_upgrade(self) -> int:
-        """Return the number of an attempt to upgrade it, from 1: earlier ones are over."""
+        """Return the number of a new attempt to upgrade it, from 1; earlier attempts are over."""
         with self._mutex:
             self.upgrades += 1
             self.unsettled = True
             return self.upgrades
 
     def settle(self, number: int) -> None:
-        """Note that attempt *number* has ended, and its holder knows; unless there was a later."""
+        """Note that attempt *number* has ended and its holder knows, unless a later one began."""
         with self._mutex:
             self.unsettled = self.unsettled and number != self.upgrades
 
     @property
     def shared_want(self) -> Want:
-        """What it has after a downgrade: as before its upgrade; any number if it began alone."""
+        """The amount after a downgrade: as before its upgrade, or shared if it began exclusive."""
         return Want(1, 0) if self.wanted.alone else want_of(self.wanted)
 
     def change(self, want: Want, reply: Reply, lease: float) -> None:
-        """Have *want* of the key from now on, as *reply* says, which was asked for *lease* s."""
+        """Have *want* of the key from now on, as *reply* granted it for *lease* seconds."""
         with self._mutex:
             if self.state is not HELD:
                 return
@@ -309,13 +312,13 @@ class Hold:
         self._tell("lock_changed", units=want.units, capacity=want.capacity)
 
     def doubt(self) -> None:
-        """Believe in no more than a share, as a downgrade was not answered."""
+        """Count as shared only, as a downgrade was not answered."""
         with self._mutex:
             self.want, self.slot, self.unconfirmed = self.shared_want, None, True
 
     @property
     def waited(self) -> float:
-        """Seconds between the first wish and the grant."""
+        """Seconds between the first request and the grant."""
         return self.held_since - self._wanted_since
 
     @property
@@ -327,7 +330,7 @@ class Hold:
         self.on_event(what, key=self.key, token=self.token, holder=self.owner, **facts)
 
     def _report(self, what: str, **facts: Any) -> Callable[[], None]:
-        """Return what reports it; that does not keep this hold."""
+        """Return a function that reports the event and keeps no reference to this hold."""
         told = {"key": self.key, "token": self.token, "holder": self.owner, **facts}
         return partial(self.on_event, what, **told)
 
@@ -340,11 +343,11 @@ class Hold:
 
     @property
     def is_parents(self) -> bool:
-        """Whether it is that of the process which forked this one."""
+        """Whether it belongs to the process that forked this one."""
         return self._process is not _process.value
 
     def lasts(self, now: float) -> bool:
-        """Return whether the lease has not run out, also if the keeper renewed it."""
+        """Return whether the lease has not run out, including renewals by the keeper."""
         if now >= self.valid_until and self.keeper is not None:
             self.valid_until = max(self.valid_until, self.keeper.renewed_until(self.owner))
         return now < self.valid_until
@@ -364,7 +367,7 @@ class Hold:
 
     @property
     def renewable(self) -> bool:
-        """Whether the watchdog is to renew: not after `max_hold`, nor without a watchdog."""
+        """Whether the watchdog renews it: not after `max_hold`, nor without a watchdog."""
         if self.state is not HELD or not self.terms.watchdog:
             return False
         limit = self.terms.max_hold
@@ -380,7 +383,7 @@ class Hold:
         raise self.loss()
 
     def loss(self) -> LockLostError:
-        """Return the error that says how the key was lost."""
+        """Return the error that describes how the key was lost."""
         reason = "the process that forked this one has it" if self.is_parents else ""
         return LockLostError(self.key, token=self.token, reason=self._loss_reason or reason)
 
@@ -390,12 +393,12 @@ class Hold:
         return Ownership(self.key, self.owner, wanted)
 
     def note_downgrade(self) -> None:
-        """Note that those share it from now on who have taken it, whatever they wanted."""
+        """Note that all current takers share it from now on, whatever they asked for."""
         self.upgraded_at = None
         self.sharing = list(self.takers)
 
     def leave(self, taker: Taker) -> None:
-        """Note that a lock has released it once; another one of this key may have taken it."""
+        """Note one release by a lock; another lock of this key may have taken it."""
         self.depth -= 1
         if taker in self.takers:
             self.takers.remove(taker)
@@ -404,23 +407,23 @@ class Hold:
 
     @property
     def is_wanted_alone(self) -> bool:
-        """Whether a lock that is to release it wants it alone, and no downgrade came after."""
+        """Whether a lock that has yet to release it wants it exclusive, with no downgrade since."""
         return any(
             taker.wanted.alone and self.takers.count(taker) > self.sharing.count(taker)
             for taker in self.takers
         )
 
     def lease_for_change(self) -> float:
-        """Return the lease that an upgrade or a downgrade asks for: no longer if it is fixed."""
+        """Return the lease for an upgrade or a downgrade, which does not prolong a fixed one."""
         return self.ownership().lease if self.renewable else self.remaining
 
     def renewed(
         self, outcome: RenewOutcome, asked_at: float, lease: float, tell: Teller = at_once
     ) -> None:
         """
-        Take note of a renewal that was asked for at *asked_at* for *lease* seconds.
+        Record the outcome of a renewal that was requested at *asked_at* for *lease* seconds.
 
-        *tell* is given what reports it.
+        *tell* is called with the function that reports it.
         """
         if outcome is RenewOutcome.RENEWED:
             with self._mutex:
@@ -431,19 +434,20 @@ class Hold:
                 self.keeper.heartbeat()
             tell(self._report("lock_renewed"))
         elif outcome is RenewOutcome.HELD:
-            self.lose(self.why_lost("somebody else holds it"), tell)
+            self.lose(self.why_lost("another owner holds it"), tell)
         elif outcome is RenewOutcome.LOST:
             self.lose(self.why_lost(GONE), tell)
         # UNKNOWN changes nothing: the lease holds until `valid_until`, and only until then.
 
     def lose(self, reason: str, tell: Teller = at_once) -> None:
-        """End the belief. Reported once, by *tell*, and not after the hold has ended."""
+        """Mark the key as lost. Reported once, by *tell*, and not after the hold has ended."""
         with self._mutex:
             if self.state is not HELD:
                 return
             self.state = HoldState.LOST
             self._loss_reason = reason
-            on_lost = self.on_lost  # whoever listens later looks for himself, or has a later grant
+            # a callback that is set later checks the state itself, or has a later grant
+            on_lost = self.on_lost
         held = self.held_for
         try:  # first: a signal's receiver may hang or raise
             if on_lost is not None:
@@ -452,19 +456,19 @@ class Hold:
             tell(self._report("lock_lost", reason=reason, held=held))
 
     def why_lost(self, otherwise: str, *, patience: float = 0.0) -> str:
-        """Return which operator has taken the key, as `Audit.why_lost` has it, or *otherwise*."""
+        """Return the operator's action that took the key, by `Audit.why_lost`, or *otherwise*."""
         if Ability.QUEUE not in self.store.abilities:
             return otherwise
         audit = QueueStore.of(self.store).audit
         return audit.why_lost(self.key, self.owner, patience) or otherwise
 
     def find_lost(self, reason: str) -> None:
-        """Report that the key was lost, which is noticed only after the hold has ended."""
+        """Report a loss that is noticed only after the hold has ended."""
         self._loss_reason = reason
         self._tell("lock_lost", reason=reason, held=self.held_for)
 
     def tell_released(self) -> None:
-        """Report that it was given up in order."""
+        """Report that it was released while it was held."""
         self._tell("lock_released", held=clock.monotonic() - self.held_since)
 
     def extend(self, seconds: float) -> None:
@@ -488,11 +492,11 @@ class Hold:
 
     def cool_down(self, seconds: float) -> None:
         """
-        Let nobody enter for *seconds* from now, though this hold may end before.
+        Refuse all new grants for *seconds* from now, even if this hold ends before.
 
         Raises:
             LockLostError: The key was lost before.
-            StoreError: The store did not confirm it, or cannot do it where several have the key.
+            StoreError: The store did not confirm it, or cannot do it for a shared key.
         """
         self.ensure_held()
         if Ability.QUEUE not in self.store.abilities and self.want.alone:
@@ -503,7 +507,7 @@ class Hold:
 
     def rest(self, *, succeeded: bool) -> tuple[str, float] | None:
         """
-        Return for whom, nobody, and for how many seconds what is held stays taken after its end.
+        Return the placeholder owner, and the seconds for which the key rests after release.
 
         None: it is free then.
         """
@@ -519,12 +523,13 @@ class Hold:
 
     @property
     def started(self) -> bool | None:
-        """Whether what it was granted was for anything; None: the store counts no starts."""
-        counts = self.wanted.rate or Ability.QUEUE in self.store.abilities  # an operator may
+        """Whether anything ran under the grant; None: the store counts no starts."""
+        # an operator's rate counts, too
+        counts = self.wanted.rate or Ability.QUEUE in self.store.abilities
         return self.begun if counts else None
 
     def end(self) -> HoldState:
-        """Stop holding, before the store is told; return the state until then."""
+        """Stop holding, before the request to the store; return the state before."""
         with self._mutex:
             before, self.state = self.state, HoldState.ENDED
             return before
@@ -537,7 +542,7 @@ class Hold:
         keep_for: tuple[str, float] | None = None,
         own_channel: OwnChannel | None = None,
     ) -> ReleaseRequest:
-        """Return what the store is told so that this owner has nothing of the key, nor waits."""
+        """Return the request that removes this owner from the key and from its queue."""
         return ReleaseRequest(
             self.key,
             self.owner,
@@ -551,5 +556,5 @@ class Hold:
 
 
 def believed(lease: float) -> float:
-    """Return for how long a lease of *lease* seconds is believed, from before it was asked for."""
+    """Return how long to rely on a lease of *lease* seconds, from before its request."""
     return lease - lease * DRIFT_SHARE - DRIFT_SECONDS

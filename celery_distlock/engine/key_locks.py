@@ -1,4 +1,4 @@
-"""What `Lock` and `AsyncLock` have in common: arguments, the store, and who enters again."""
+"""What `Lock` and `AsyncLock` have in common: arguments, the store, and re-entry."""
 
 import threading
 import warnings
@@ -68,7 +68,7 @@ class KeyLock:
             return
         kind = type(self).__name__
         own_init = type(self).__init__ is not KeyLock.__init__
-        # Without the key: of each text Python would keep a note.
+        # Without the key: Python would keep a registry entry for each text.
         warnings.warn(
             f"{kind}() takes the key as it is, and this one has a field of a template in it, or an"
             f' object\'s address: write {kind}(f"stock:{{sku}}"), or {kind}(task.key_for(sku))',
@@ -93,7 +93,7 @@ class KeyLock:
         return self._look(held_here())[0]
 
     def _look(self, holds: Holds) -> tuple[Store, Hold | None]:
-        """Return where this object locks for the owner of *holds*, and what that holds there."""
+        """Return the store of this object for the owner of *holds*, and what it holds there."""
         named = self._named_store
         if self._finds_store:
             for hold in holds.values():  # apps may have come and gone since it was taken
@@ -105,12 +105,12 @@ class KeyLock:
 
     def _enter(self, task: AnyTask | None, holds: Holds) -> tuple[Store, Hold | None]:
         """
-        Enter once more what *holds* of *task*, or the thread, has already; None: it has nothing.
+        Re-enter what *holds*, of *task* or the thread, has already; None: it has nothing.
 
-        If it has to be upgraded and is not, the caller must leave it again.
+        If it needs an upgrade and does not get it, the caller must leave it again.
 
         Raises:
-            LockLostError: It has lost it.
+            LockLostError: The key was lost.
         """
         store, hold = self._look(holds)
         if hold is None and task is not None:
@@ -122,7 +122,7 @@ class KeyLock:
         return store, hold
 
     def _begin_turn(self, store: Store, task: AnyTask) -> Hold | None:
-        """Return what the thread holds around the loop, if *task* may have its turn under that."""
+        """Return what the thread holds around the loop, if *task* may have its turn under it."""
         hold = hold_around(store.identity, self.key)
         if hold is None or not turns_of(hold).may_take(task):
             return None
@@ -138,10 +138,10 @@ class KeyLock:
 
     def _leave(self, task: AnyTask | None, holds: Holds) -> Hold:
         """
-        Undo one acquisition; if that leaves the depth 0, the hold must be released.
+        Undo one acquisition; if the depth is 0 after it, the hold must be released.
 
         Raises:
-            LockNotOwnedError: It holds nothing.
+            LockNotOwnedError: The caller holds nothing.
         """
         store, hold = self._look(holds)
         if hold is None:
@@ -156,7 +156,7 @@ class KeyLock:
         return hold
 
     def _taken_elsewhere(self, store: Store) -> str:
-        """Say who in this process has taken the key by this very object, and so has to release."""
+        """Return which owners here took the key by this very object, for the error text."""
         labels = {hold.label for hold in watchdog(store).holds() if self in hold.takers}
         if not labels:
             return ""
@@ -176,20 +176,20 @@ class KeyLock:
         return Hold(store, self.wanted, self._terms, label=label, **more)
 
     def _conflict(self, reply: Reply) -> LockConflictError:
-        """Return the error that says who holds the key."""
+        """Return the error that names the holder of the key."""
         return conflict(self.key, reply)
 
 
-# Python names it where an argument is wrong; `AsyncLock` has its own.
+# Python uses this name in errors about arguments; `AsyncLock` has its own.
 KeyLock.__init__.__qualname__ = "Lock.__init__"
 
 
 def key_wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any, rate: Any) -> Key:
-    """Return the key that a lock's arguments name; annotations do not keep anybody from others."""
+    """Return the key of a lock's arguments; annotations do not keep callers from passing others."""
     if isinstance(key, Key):
         if (capacity, weight, shared, rate) != (1, 1, False, None):
             raise ConfigurationError(
-                f"{kind}({key!r}) says itself how much it wants: capacity, weight, shared and rate"
+                f"{kind}({key!r}): the Key has its own terms; capacity, weight, shared and rate"
                 " go with a text"
             )
         return key
@@ -206,7 +206,7 @@ def tell_conflict(hold: Hold, reply: Reply) -> None:
 
 
 def with_an_apps_prefix(named: Store) -> Store:
-    """Return the app's store that is where *named* is, or else *named*."""
+    """Return the app's store at the address of *named*, or else *named*."""
     known = defaults.stores()
     if not known:
         return named

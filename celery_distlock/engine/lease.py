@@ -1,4 +1,4 @@
-"""What is held, as the code under it sees it."""
+"""The view of a hold for the code that runs under it."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -16,9 +16,9 @@ __all__ = ["Lease", "PostponeRequest"]
 
 class PostponeRequest(BaseException):
     """
-    Ends a task's run that is to run again; see :meth:`Lease.postpone`.
+    Ends a task's execution that must run again; see :meth:`Lease.postpone`.
 
-    No :exc:`Exception`: it is no error that the task's code has to do with.
+    Not an :exc:`Exception`: the task's code must not handle it as an error.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -28,11 +28,11 @@ class PostponeRequest(BaseException):
 
 class Lease:
     """
-    What a task or a :class:`~celery_distlock.Lock` holds, as the code under it sees it.
+    What a task or a :class:`~celery_distlock.Lock` holds, for the code that runs under it.
 
-    Attributes are local: no round trip. The lease of a task which runs unlocked because it was told
-    to (``distlock_enabled=False``, a key of None, ``lock_on_outage="run"``) has no keys, is false,
-    has the token 0, and its :meth:`ensure_held` passes.
+    Attributes are local: no round trip. A task may run unlocked on purpose
+    (``distlock_enabled=False``, a key of None, ``lock_on_outage="run"``). Its lease has no keys, is
+    false, has the token 0, and its :meth:`ensure_held` passes.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Lease:
         why_not_postpone: Callable[[], str] | None = None,
     ) -> None:
         self._holds = holds
-        self._wanted = wanted  # false: whoever runs here was told to run unlocked
+        self._wanted = wanted  # false: this code runs unlocked on purpose
         self._why_not_postpone = why_not_postpone
 
     def __bool__(self) -> bool:
@@ -64,17 +64,17 @@ class Lease:
         """
         The fencing token of `key`.
 
-        Of who has the key alone: strictly greater than that of every earlier grant; a re-entry
-        keeps it. Of those who hold it beside each other: one token for all, from the first who
-        enters until nobody has the key any more, so that they do not refuse each other, and
-        strictly greater than those of before. An upgrade and a downgrade bring a new one.
+        The token of an exclusive holder is strictly greater than that of every earlier grant; a
+        re-entry keeps it. Concurrent holders have one token in common, from the first of them until
+        the key has no holder, so that they do not fence each other off; it is strictly greater than
+        all tokens before it. An upgrade and a downgrade bring a new one.
         """
         return self._holds[0].token if self._holds else 0
 
     @property
     def slot(self) -> int | None:
         """
-        Which one of the units of `key` this is, from 0; nobody else has it meanwhile.
+        The index of this unit of `key`, from 0; no other holder has it at the same time.
 
         For one unit of a capacity from 2 to 1024; None for everything else.
         """
@@ -82,7 +82,7 @@ class Lease:
 
     @property
     def units(self) -> int:
-        """How many units of `key` are taken: 1 where it is held alone; 0 without a lock."""
+        """The number of units of `key` taken: 1 where it is exclusive; 0 without a lock."""
         return self._holds[0].want.counted() if self._holds else 0
 
     @property
@@ -92,7 +92,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether all the keys are held, by the local clock. What a parent has, no child has."""
+        """Whether all the keys are held, by the local clock. False in a forked child."""
         return bool(self._holds) and all(hold.held for hold in self._holds)
 
     @property
@@ -105,9 +105,8 @@ class Lease:
         """
         Whether a key is held and its renewal overdue, so that it may soon be lost.
 
-        The watchdog renews after a third of the lease and tries again after every ninth; from two
-        thirds on, without an answer of the store, this is true. A good moment not to begin
-        anything.
+        The watchdog renews after a third of the lease and tries again after every ninth. This is
+        true from two thirds on, if the store has not answered. Better not begin anything then.
         """
         return any(hold.suspect for hold in self._holds)
 
@@ -115,11 +114,12 @@ class Lease:
         """
         Raise :exc:`~celery_distlock.errors.LockLostError` unless all the keys are held now.
 
-        Worth calling before what cannot be undone. It says nothing about a moment later: only a
-        resource that compares fencing tokens is safe against a process that stops right here.
+        Call it before anything that cannot be undone. It guarantees nothing about a moment later:
+        only a resource that compares fencing tokens is safe against a process that stops right
+        here.
 
         Raises :exc:`~celery_distlock.errors.LockNotOwnedError` where nothing is held and the code
-        was not told to run unlocked: outside of its task, say.
+        does not run unlocked on purpose: outside of its task, for example.
         """
         if self._wanted and not self._holds:
             raise LockNotOwnedError("no lock is held here: this does not run as a locked task")
@@ -142,56 +142,60 @@ class Lease:
 
     def upgrade(self, timeout: float | None = None) -> None:
         """
-        Have all of what is held beside others: from now on alone, with a new token.
+        Upgrade every shared key to exclusive, with a new token.
 
-        At once if nobody else has the key. Else it waits, before all that are in the queue, until
-        the others have left; nobody enters meanwhile. It lasts until :meth:`downgrade` or the end.
+        Succeeds immediately if there is no other holder. Otherwise it waits, ahead of the whole
+        queue, until the other holders have left; no caller is admitted while it waits. The upgrade
+        lasts until :meth:`downgrade` or the end.
 
-        In a coroutine it would block the event loop: there
-        ``async with AsyncLock(key)`` inside the lock that is shared does the same.
+        In a coroutine it would block the event loop: there, use ``async with AsyncLock(key)``
+        inside the shared lock, which does the same.
 
         Args:
             timeout: Seconds to wait at most; None waits for ever.
 
         Raises:
-            LockConflictError: Others still have the key; or another one who shares it waits for
-                having it alone already, so that both would wait for each other: that is said at
-                once. What was held is still held as before.
+            LockConflictError: There are still other holders; or another holder already waits for an
+                upgrade, so that both would wait for each other, which is reported immediately. The
+                    keys
+                are held as before.
             LockError: It is called in a coroutine.
             LockLostError: The key was lost.
-            StoreError: The store cannot do it, or did not answer; what was held is still held.
-            ValueError: *timeout* is no number, or negative.
+            StoreError: The store cannot do it, or did not answer; the keys are still held.
+            ValueError: *timeout* is not a number, or negative.
         """
         upgrade_all(self._holds, timeout)
 
     def downgrade(self) -> None:
         """
-        Share what is held alone with any number of others that share; one round trip a key.
+        Share exclusive keys with any number of other shared holders; one round trip a key.
 
-        Never refused, and without a gap in which others have the key alone. There is a new token.
-        Of several keys, those that the task declares exclusive stay so, unless all are.
+        Never refused, and without a gap in which another holder has the key exclusive. There is a
+        new token. Of several keys, those that the task declares exclusive stay so, unless all are.
 
         Raises:
             LockLostError: The key was lost.
             StoreUnavailableError: The store did not answer, and may have done it: from now on the
-                key counts as shared. Another call asks again; until one is answered, others may
-                be kept out, `token` may be that of before, and `slot` is None.
-            StoreError: The store cannot do it, or refuses; the key is still held alone.
+                key
+                counts as shared. Another call asks again; until one is answered, other callers may
+                    be
+                refused, `token` may be the earlier one, and `slot` is None.
+            StoreError: The store cannot do it, or refuses; the key is still exclusive.
         """
         downgrade_all(self._holds)
 
     def cool_down(self, seconds: float) -> None:
         """
-        Let nobody enter for *seconds* from now, whether this task or block has ended or not.
+        Refuse all new grants for *seconds* from now, whether this task or block has ended or not.
 
-        Who has the key goes on; of one that several may hold, all of it rests, also if this process
-        dies meanwhile. In a store that does not count units the rest begins when the key is given
-        up, and not if its process dies.
+        Current holders go on. Of a key with a capacity, all units rest, even if this process dies
+        before the end. In a store that does not count units, the rest begins when the key is
+        released, and not at all if its process dies.
 
         Raises:
             ValueError: *seconds* is not a positive number, or more than 30 days.
             LockLostError: The key was lost.
-            StoreError: The store did not confirm it, or cannot do it where several have the key.
+            StoreError: The store did not confirm it, or cannot do it for a shared key.
         """
         if type(seconds) not in (int, float) or not 0 < seconds <= MAX_REST:
             raise ValueError(f"cool_down() takes a positive number of seconds, not {seconds!r}")
@@ -200,22 +204,25 @@ class Lease:
 
     def postpone(self, seconds: float) -> NoReturn:
         """
-        End this run of a locked task unfinished, and have it run again after *seconds*.
+        End this execution of a locked task unfinished, and execute it again after *seconds*.
 
-        For a service that says "too many requests" and when to come again. Meanwhile nobody enters
-        the task's keys; then it begins anew, under the same id, before all that wait for them. It
-        is no failure, no retry and no requeue; its start counts for the rate. What it has done so
-        far is done: there is no way back into the middle of a function.
+        For a service that answers "too many requests" and when to try again. No caller is admitted
+        to the task's keys until then. The task then starts from the beginning, under the same id,
+        ahead of all waiters. This is not a failure, a retry or a requeue; its start counts for the
+        rate. Work that is already done stays done: execution cannot resume in the middle of a
+        function.
 
-        It ends the body by an exception, as ``self.retry()`` does, but by none that ``except
-        Exception`` catches, nor `autoretry_for`. A body that catches :exc:`BaseException` and does
-        not raise it on goes on, with its keys resting.
+        It ends the body by an exception, as ``self.retry()`` does, but by one that neither ``except
+        Exception`` nor `autoretry_for` catches. A body that catches :exc:`BaseException` and does
+        not re-raise it goes on, with its keys resting.
 
         Raises:
             ValueError: *seconds* is not a positive number, or more than 30 days.
-            LockError: There is no message to put back, as this is no locked task, or one that was
-                called without one (directly, by ``apply()``, or eagerly); or the store cannot keep
-                tasks until a key is free.
+            LockError: There is no message to put back: this is not a locked task, or one that was
+                called
+                without a message (directly, by ``apply()``, or eagerly); or the store cannot keep
+                    tasks
+                until a key is free.
             LockLostError: The key was lost.
             StoreError: The store did not confirm that the key rests.
         """

@@ -1,8 +1,9 @@
 """
 Find where an event loop keeps an exception that is thrown into the thread that runs it.
 
-What a callback raises, or a task that nobody awaits, asyncio keeps, and goes on with the rest. What
-has to reach the code around the loop must be told to the task for which the loop is run.
+If a callback raises, or a task that is not awaited, asyncio keeps the exception and goes on with
+the rest. An exception that must reach the code around the loop has to cancel the task for which the
+loop is run.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ __all__ = ["Main", "frame_of", "task_beside", "wake_loop"]
 Main: TypeAlias = asyncio.Future[Any]
 
 _COLLECTS = sys.version_info[:2] == (3, 11)
-_looking = PerProcess(threading.RLock, ForkStage.IDENTITY)  # held while no garbage is collected
+# held while the garbage collector is off
+_looking = PerProcess(threading.RLock, ForkStage.IDENTITY)
 
 # By name: an agent that monitors asyncio replaces the functions, and calls them.
 _RUNS_A_TASK = ("run_until_complete", asyncio.AbstractEventLoop)
@@ -34,7 +36,8 @@ def frame_of(thread: int) -> FrameType | None:
     Return the frame that *thread* is in.
 
     Python 3.11 may collect garbage while it has its list of threads locked for this (CPython's
-    gh-106883). A finalizer that then lets another thread start one would stop both for ever.
+    gh-106883). A finalizer that then waits for another thread to start one would block both for
+    ever.
     """
     if not _COLLECTS:
         return sys._current_frames().get(thread)
@@ -55,11 +58,11 @@ def task_beside(
     always: bool = False,
 ) -> Main | None:
     """
-    Return the task that a loop is run for, where the loop would keep an exception in *innermost*.
+    Return the task that a loop is run for, if the loop would keep an exception in *innermost*.
 
-    Only loops that are run inside of the outermost frame count. None: there is none; or it waits
-    for something to do, or does a step of that very task, and the exception ends it, unless
-    *always*. A loop that is no Python code, such as uvloop's, keeps it also while it waits.
+    Only loops that are run inside the outermost frame count. None: there is no such loop; or it
+    waits for something to do, or runs a step of that very task, so that the exception ends it,
+    unless *always*. A loop that is not Python code, such as uvloop's, keeps it also while it waits.
     """
     in_step = always
     for frame in _frames(innermost, is_outermost):
@@ -72,23 +75,23 @@ def task_beside(
 
 
 def wake_loop(innermost: FrameType | None, is_outermost: Callable[[FrameType], bool]) -> None:
-    """Have the loop that waits in *innermost*, if any, go on at once: in C code nothing strikes."""
+    """Wake the loop that waits in *innermost*, if any: nothing can be raised in C code."""
     for frame in _frames(innermost, is_outermost):
         if _is_in(frame, *_RUNS_A_TASK):
-            with contextlib.suppress(RuntimeError):  # it is closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop was closed in between
                 frame.f_locals["self"].call_soon_threadsafe(_go_on)
             return
 
 
 def _is_in(frame: FrameType, method: str, kind: type[Any]) -> bool:
-    """Whether *frame* is that of a method of this name of an object of this kind."""
+    """Whether *frame* runs the method of this name of an object of this kind."""
     return frame.f_code.co_name == method and isinstance(frame.f_locals.get("self"), kind)
 
 
 def _frames(
     innermost: FrameType | None, is_outermost: Callable[[FrameType], bool]
 ) -> Iterator[FrameType]:
-    """Yield the frames inside of the outermost one, from within."""
+    """Yield the frames inside the outermost one, innermost first."""
     frame = innermost
     while frame is not None and not is_outermost(frame):
         yield frame
@@ -96,11 +99,11 @@ def _frames(
 
 
 def _go_on() -> None:
-    """There is nothing to do, but for what strikes on the way here."""
+    """Do nothing: the pending exception is raised on the way here."""
 
 
 def _beside(main: object, always: bool) -> Main | None:
-    """Return what a loop must complete, unless that is the task that it does a step of."""
+    """Return what a loop must complete, unless it runs a step of that very task now."""
     if not isinstance(main, asyncio.Future):
         return None
     loop = main.get_loop()

@@ -1,10 +1,10 @@
 """
-Know what each owner of this process holds: an asyncio task, or a thread (under gevent, a greenlet).
+Track what each owner of this process holds: an asyncio task, or a thread (gevent: a greenlet).
 
 Code that an asyncio event loop runs as a task acts for that task, all other code for its thread.
-What an owner holds is counted here, so that taking a held key again costs no round trip and cannot
-go wrong. A task's entry goes with the task, a thread's with the thread: what nobody has released
-then is renewed no more.
+What an owner holds is counted here, so that a re-entry costs no round trip and cannot fail. A
+task's entry is dropped with the task, a thread's with the thread; what is not released by then is
+not renewed from then on.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ __all__ = [
 Holds: TypeAlias = dict[tuple[str, str], Hold]  # by store identity and key
 AnyTask: TypeAlias = asyncio.Task[Any]
 
-# The forking thread's are the parent's, and so are its loops' tasks'.
+# After a fork these are the parent's: the forking thread's, and those of its loops' tasks.
 _of_threads: PerThread[Holds] = PerThread(dict)
 _of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
     WeakKeyDictionary, ForkStage.HOLDS
@@ -52,12 +52,12 @@ def current_task() -> AnyTask | None:
     if asyncio._get_running_loop() is None:  # the other functions raise where no loop runs
         return None
     task = asyncio.current_task()
-    # The loop that asyncio says is running may be another greenlet's.
+    # The loop that asyncio reports as running may be another greenlet's.
     return None if task is None or greenlets_library() else task
 
 
 def owner_here() -> tuple[AnyTask | None, Holds]:
-    """Return the task as :func:`current_task` does, and what that holds, or else this thread."""
+    """Return the task as :func:`current_task` does, and its holds, or else this thread's."""
     if _get_running_loop() is None:
         return None, _of_threads()
     task = current_task()
@@ -75,13 +75,13 @@ def held_by(task: AnyTask | None) -> Holds:
 
 
 def tasks_that_took(taker: object) -> list[AnyTask]:
-    """Return those that hold something that *taker* took."""
+    """Return the tasks that hold something that *taker* took."""
     alive = (task for each in _of_tasks.value.keyrefs() if (task := each()) is not None)
     return [task for task in alive if any(taker in hold.takers for hold in held_by(task).values())]
 
 
 def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
-    """Return whether another task of *task*'s loop has the key: one that must not be blocked."""
+    """Return whether another task of *task*'s loop, which must not be blocked, has the key."""
     alive = (each() for each in _of_tasks.value.keyrefs())
     others = [each for each in alive if each is not None and each is not task]
     return any(
@@ -91,7 +91,7 @@ def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
 
 
 def hold_here(identity: str, key: str) -> Hold | None:
-    """Return what this code has of a key, and may enter once more; or None."""
+    """Return what this code has of a key, and may re-enter; or None."""
     task = current_task()
     hold = held_by(task).get((identity, key))
     if hold is None and task is not None and (around := hold_around(identity, key)) is not None:
@@ -101,9 +101,9 @@ def hold_here(identity: str, key: str) -> Hold | None:
 
 def hold_around(identity: str, key: str) -> Hold | None:
     """
-    Return what this thread holds outside of the event loop that it runs, or None.
+    Return what this thread holds outside the event loop that it runs, or None.
 
-    It goes on for as long as the loop runs, so a task that waited for it would wait for itself. The
+    It is held for as long as the loop runs, so a task that waited for it would wait for itself. The
     loop's tasks enter it instead, one at a time: see :class:`Turns`.
     """
     return held_by(None).get((identity, key))
@@ -111,14 +111,14 @@ def hold_around(identity: str, key: str) -> Hold | None:
 
 class Turns:
     """
-    Whose turn it is, of the tasks of a loop, under what the loop's thread holds around the loop.
+    Lets the tasks of a loop take turns under what the loop's thread holds around the loop.
 
-    For code like a locked task's body that calls :func:`asyncio.run`. All in the loop's thread.
+    For code such as a locked task's body that calls :func:`asyncio.run`. All in the loop's thread.
     """
 
     def __init__(self) -> None:
         self._task: ref[AnyTask] | None = None
-        self.depth = 0  # of the hold, without those who have the turn
+        self.depth = 0  # of the hold, without the entries of the task that has the turn
         self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
 
     def ends(self, task: AnyTask | None, hold: Hold) -> bool:
@@ -127,7 +127,7 @@ class Turns:
         return has_turn and hold.depth == self.depth
 
     def may_take(self, task: AnyTask) -> bool:
-        """Whether *task* has the turn, or nobody who lives."""
+        """Whether *task* has the turn, or no live task has it."""
         other = None if self._task is None else self._task()
         if other is None or other is task:
             return True
@@ -139,18 +139,18 @@ class Turns:
         self._task, self.depth = ref(task), hold.depth
 
     def drop_dead(self, hold: Hold) -> None:
-        """Forget what a task that had the turn, and has ended, did not release."""
+        """Drop the unreleased entries of a task that had the turn and has ended."""
         if self._task is not None:
             self._task, hold.depth = None, self.depth
 
     def leave(self, task: AnyTask | None, hold: Hold) -> None:
-        """End the turn of *task* under *hold*, if it has left that; now it is as it was."""
+        """End the turn of *task* under *hold*, if it has left the hold, which is then as before."""
         if self.ends(task, hold):
             self._task = None
             self._call_next()
 
     async def wait(self, timeout: float) -> None:
-        """Return when it may be one's turn, or after *timeout* seconds."""
+        """Return when it may be the caller's turn, or after *timeout* seconds."""
         loop = asyncio.get_running_loop()
         called: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(timeout, _call, called)
@@ -158,7 +158,7 @@ class Turns:
         try:
             await called
         except BaseException:
-            self._call_next()  # we may have been called
+            self._call_next()  # this waiter may have been woken
             raise
         finally:
             timer.cancel()

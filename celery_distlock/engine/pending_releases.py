@@ -1,10 +1,10 @@
 """
-Releases, in the background, what may or may not have been acquired.
+Release, in the background, what may or may not have been acquired.
 
-For a request whose outcome is unknown when its caller has to go on. Each store has a thread for
-that as long as there is something to do, so that one that hangs holds up nothing else.
-It is no `Background`: releases are due at times, and the thread ends when it is idle, so that a
-store that nobody uses any more is not kept.
+For a request whose outcome is unknown when its caller has to go on. Each store has its own thread
+for as long as there is something to do, so that a store that hangs delays nothing else. This is not
+a `Background`: releases are due at times, and the thread ends when it is idle, so that it does not
+keep a store that is no longer used.
 """
 
 import heapq
@@ -29,7 +29,7 @@ __all__ = ["release_later"]
 logger = logging.getLogger(__name__)
 
 PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds between attempts
-LAST_MOMENT = 1.0  # seconds that the end of the process waits for what is still to be released
+LAST_MOMENT = 1.0  # seconds that the end of the process waits for pending releases
 IDLE = 5.0  # seconds that a thread waits for another release before it ends
 ANSWERS = 2  # the request itself may still be in a socket when the first release is answered
 
@@ -49,7 +49,7 @@ class _PendingRelease:
         self.made_at = self.due
 
     def request_by_now(self) -> ReleaseRequest:
-        """Return the request; what the key is kept for lasts from when that was made."""
+        """Return the request; its `keep_for` counts from when the request was made."""
         if self.request.keep_for is None:
             return self.request
         run, seconds = self.request.keep_for
@@ -76,19 +76,19 @@ def _attempt(release: _PendingRelease) -> None:
 def _attempt_safely(release: _PendingRelease) -> None:
     try:
         _attempt(release)
-    except Exception:  # noqa: BLE001  # it is said
+    except Exception:  # noqa: BLE001  # it is logged
         text = "unexpected error while releasing %r; it stays locked until its lease ends"
         say(logger, logging.ERROR, text, shown(release.request.key), exc_info=True)
         release.unfinished = False
 
 
 class _ReleaseThread:
-    """What is to be done at one store, and the thread that does it."""
+    """The pending releases of one store, and their thread."""
 
     def __init__(self, releases: "_PendingReleases", store: Store) -> None:
         self.new: queue.SimpleQueue[_PendingRelease] = queue.SimpleQueue()
         self._releases = releases
-        self._store = store  # its id is that of the thread: nobody else may get it meanwhile
+        self._store = store  # keeps the store, so that its id is not reused while the thread runs
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="distlock-releases", daemon=True).start()
@@ -111,13 +111,14 @@ class _ReleaseThread:
                 heapq.heappush(waiting, release)
             else:
                 self._releases.done(release)
-            del release  # or whoever waited there would be kept until the next one comes
+            del release  # otherwise its caller's objects would be kept until the next release
 
 
 class _PendingReleases:
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._mutex = threading.RLock()  # a signal's handler may give up a key meanwhile
+        # reentrant: a signal handler may give up a key while this is taken
+        self._mutex = threading.RLock()
         self._threads: dict[int, _ReleaseThread] = {}  # by the store's id
         self._unfinished: set[int] = set()
 
@@ -133,14 +134,14 @@ class _PendingReleases:
                 thread = _ReleaseThread(self, store)
                 try:
                     thread.start()
-                except RuntimeError:  # there can be no more threads
+                except RuntimeError:  # no thread can be started
                     thread = None
                 else:
                     self._threads[id(store)] = thread
             if thread is not None:
                 thread.new.put(made)
                 return
-        made.attempts = len(PAUSES)  # what is not given back by this one ends with its lease
+        made.attempts = len(PAUSES)  # a single attempt; if it fails, the lease ends
         _attempt_safely(made)
         self.done(made)
 
@@ -148,7 +149,7 @@ class _PendingReleases:
         self._unfinished.discard(release.number)
 
     def end(self, store: Store, thread: _ReleaseThread) -> bool:
-        """Whether *thread* has nothing to do, and is forgotten."""
+        """Whether *thread* has nothing left to do, and is forgotten."""
         with self._mutex:
             if not thread.new.empty():
                 return False
@@ -157,7 +158,7 @@ class _PendingReleases:
             return True
 
     def finish(self) -> None:
-        """Let it be done, but for a moment only."""
+        """Wait for pending releases, for `LAST_MOMENT` at most."""
         until = clock.monotonic() + LAST_MOMENT
         while self._unfinished and clock.monotonic() < until:
             time.sleep(0.01)
@@ -167,22 +168,22 @@ def release_later(
     store: Store, request: ReleaseRequest, on_done: Callable[[], None] | None = None
 ) -> None:
     """
-    Release a key, if the owner has it or comes to have it, until the store has answered.
+    Release a key, if the owner has it or gets it later, until the store has answered.
 
     Its `keep_for` is in seconds from now. *on_done* is called when the store has answered, or when
-    there is nothing more to try.
+    there are no attempts left.
     """
     _pending.value.add(store, request, on_done)
 
 
 def finish() -> None:
-    """Wait a moment for what is still to be released."""
+    """Wait for pending releases, for a moment."""
     if _pending.is_made:
         _pending.value.finish()
 
 
 def forget() -> None:
-    """Leave what is still to be released to its lease."""
+    """Drop pending releases; their leases end instead."""
     _pending.reset()
 
 

@@ -1,21 +1,21 @@
 """
 A table in shared memory of what a worker's processes hold, which their parent reads.
 
-A parent makes it and shares it with the children that it forks. When a child is gone, for whatever
-reason, its parent releases what it held; while a child is alive and does not renew its leases, in C
-code that does not let go of the interpreter say, its parent renews them. Processes that do not
+The parent makes the table and shares it with the children that it forks. When a child is gone, for
+any reason, the parent releases what it held. While a child is alive and does not renew its leases,
+for example in C code that keeps the interpreter lock, the parent renews them. Processes that do not
 share the table (spawned ones, other workers) rely on the ends of leases. The invariants:
 
-- A page belongs to one child: the one whose pid its head has. A child takes a free page with its
+- A page belongs to one child: the one whose pid is in its head. A child takes a free page with its
   first hold, under the file's lock; only the parent frees it, once that child is gone.
-- Only the child writes a page, but for `_Head.renewal`, which only the parent writes. Writes go to
+- Only the child writes a page, except `_Head.renewal`, which only the parent writes. Writes go to
   memory, without system calls.
 - A child records a hold before it asks for the key, and erases it after the key was released: what
   it may hold is always on its page.
-- A page has two halves. A child writes the one that is not current, then one byte makes it current:
-  a child that is killed at any moment leaves the old entries or the new ones.
-- Each write has a new `version`. The parent refers to entries by their index at a version; a child
-  believes a renewal only of the version that its page has, and saves it before it makes another.
+- A page has two halves. A child writes the one that is not current, and then a single byte makes it
+  current: a child that is killed at any moment leaves either the old entries or the new ones.
+- Each write has a new `version`. The parent refers to entries by their index at a version. A child
+  accepts a renewal only for the version that its page has, and saves it before it makes another.
 - What does not fit, a page or an entry, is left to its lease.
 """
 
@@ -37,12 +37,12 @@ from .hold import Hold, HoldState, believed
 
 __all__ = ["OrphanedHold", "SharedHolds", "StalledHolds"]
 
-PAGES = 512  # children at once that have a page; any further one is freed by its lease
+PAGES = 512  # children at once that have a page; those of any other child are freed by their leases
 PAGE = 8192  # bytes
 RENEWABLE = 64  # entries of a page that the parent renews: the bits of `_Renewal.entries`
 
 STALLED = 0.5  # of a lease without a renewal; a watchdog renews after a third, and after each ninth
-RETRY = 1 / 9  # of a lease, between attempts of the parent's
+RETRY = 1 / 9  # of a lease, between the parent's attempts
 
 
 class _Renewal(ctypes.Structure):
@@ -56,11 +56,11 @@ class _Renewal(ctypes.Structure):
 
 
 class _Head(ctypes.Structure):
-    """The head of a page; zeros are those of a page that is free."""
+    """The head of a page; all zeros in a free page."""
 
     _fields_ = (
         ("pid", ctypes.c_int32),
-        ("current", ctypes.c_uint8),  # which half counts
+        ("current", ctypes.c_uint8),  # the half that is valid
         ("lengths", ctypes.c_uint16 * 2),  # of the halves' entries, in bytes
         ("version", ctypes.c_uint32),
         ("heartbeat", ctypes.c_double),  # when the child last renewed a lease
@@ -68,23 +68,23 @@ class _Head(ctypes.Structure):
     )
 
     def assign(self, pid: int) -> None:
-        """Clear the page for the process *pid*, or for nobody (0)."""
+        """Clear the page for the process *pid*, or free it (0)."""
         rest = ctypes.addressof(self) + _Head.current.offset
         ctypes.memset(rest, 0, ctypes.sizeof(self) - _Head.current.offset)
-        self.pid = pid  # last: whoever sees it sees a page that is clear
+        self.pid = pid  # last: a page with a pid is always clear
 
 
 _HALF = (PAGE - ctypes.sizeof(_Head)) // 2
 
 
 class OrphanedHold(NamedTuple):
-    """What a process has asked for and not given back."""
+    """A hold that a process has asked for and not released."""
 
     store: str  # its identity
     key: str
     owner: str
-    lease: float = 0.0  # seconds, if it holds the key and is to renew it
-    limit: float | None = None  # until when, by the local clock
+    lease: float = 0.0  # seconds, if it holds the key and renews it
+    limit: float | None = None  # when renewal stops, by the local clock
 
 
 class StalledHolds(NamedTuple):
@@ -104,10 +104,10 @@ class SharedHolds:
     """
 
     def __init__(self) -> None:
-        self._file = _make_file(PAGES * PAGE)  # open as long as the table is: its lock counts
+        self._file = _make_file(PAGES * PAGE)  # open as long as the table is: its lock is used
         self._memory = mmap.mmap(self._file.fileno(), PAGES * PAGE)
         self._heads = [_Head.from_buffer(self._memory, page * PAGE) for page in range(PAGES)]
-        # A signal's handler may take a lock while its thread has this; see `_publish`.
+        # Reentrant: a signal handler may take a lock while its thread has this; see `_publish`.
         self._mutex = threading.RLock()
         self._parent = os.getpid()
         self._page: int | None = None
@@ -121,10 +121,11 @@ class SharedHolds:
 
     def record(self, hold: Hold, *, at_once: bool = False) -> None:
         """
-        Write down how *hold* stands: before its key is asked for, and when that has changed.
+        Record the state of *hold*: before its key is asked for, and after each change.
 
-        If it is to be had *at once* or not at all, it is written as if it were held, and most often
-        has not changed when it is: to renew what an owner does not have does no harm.
+        With *at_once*, it is recorded as if it were already held, because the key is granted
+        immediately or not at all. Then the entry usually need not change on the grant: to renew
+        what an owner does not have does no harm.
         """
         terms, early = hold.terms, at_once and hold.state is HoldState.NEW
         renewed = hold.renewable or (early and terms.watchdog and terms.max_hold is None)
@@ -143,7 +144,7 @@ class SharedHolds:
                 self._change(hold.owner, entry)
 
     def erase(self, owner: str) -> None:
-        """Remove what *owner* had, after it was released."""
+        """Remove the entry of *owner*, after it was released."""
         with self._mutex:
             if self._page_of == os.getpid() and owner in self._entries:
                 self._change(owner, None)
@@ -154,12 +155,12 @@ class SharedHolds:
             self._heads[self._page].heartbeat = clock.monotonic()
 
     def renewed_until(self, owner: str) -> float:
-        """Return until when, by the local clock, the parent has renewed what *owner* has; or 0."""
-        # Without the mutex: a signal's handler may ask while this thread is in `record`.
+        """Return until when, by the local clock, the parent has renewed *owner*'s lease; or 0."""
+        # Without the mutex: a signal handler may ask while this thread is in `record`.
         return max(self._renewed.get(owner, 0.0), self._parents_renewals().get(owner, 0.0))
 
     def _parents_renewals(self) -> dict[str, float]:
-        """Return what the parent has renewed of the entries as they are now, and until when."""
+        """Return the parent's renewals of the entries as they are now: until when, by owner."""
         if self._page is None or self._page_of != os.getpid():
             return {}
         renewal = _Renewal.from_buffer_copy(self._heads[self._page].renewal)
@@ -169,13 +170,14 @@ class SharedHolds:
         return {owner: renewal.until for index, owner in owners if renewal.entries >> index & 1}
 
     def _change(self, owner: str, entry: OrphanedHold | None) -> None:
-        """Write *entry* for *owner*; None: no more."""
+        """Write *entry* for *owner*; None: remove it."""
         seen = None
-        while seen != self._version:  # a handler may have written, and the parent renewed that
+        # a signal handler may have written, and the parent renewed that
+        while seen != self._version:
             seen = self._version
             self._save_renewals()
-        # Without a call in between, after which a handler could write the new version's number
-        # with the old entries.
+        # No call in between: after one, a signal handler could write the new version's number with
+        # the old entries.
         self._version = (self._version + 1) % 2**32
         if entry is None:
             del self._entries[owner]
@@ -185,7 +187,7 @@ class SharedHolds:
         self._publish()
 
     def _save_renewals(self) -> None:
-        """Save the parent's, before entries are renumbered: it refers to them by index."""
+        """Save the parent's renewals before entries are renumbered: they are by index."""
         for owner, until in self._parents_renewals().items():
             self._renewed[owner] = max(until, self._renewed.get(owner, 0.0))
 
@@ -194,7 +196,7 @@ class SharedHolds:
         return [entry for page, _ in self._children() for entry in _decode(self._read(page))]
 
     def reap(self) -> Iterator[OrphanedHold]:
-        """Yield what is left of each child that is gone, and free its page; for the parent."""
+        """Yield what each dead child has left, and free its page; for the parent."""
         for page, pid in self._children():
             if _is_gone(pid):
                 yield from _decode(self._read(page))
@@ -203,7 +205,7 @@ class SharedHolds:
                 self._tried.pop(page, None)
 
     def stalled(self) -> Iterator[StalledHolds]:
-        """Yield what each living child holds and does not renew; for the parent, who may do it."""
+        """Yield what each living child holds and does not renew, for the parent to renew."""
         now = clock.monotonic()
         for page, pid in self._children():
             head = self._heads[page]
@@ -227,18 +229,18 @@ class SharedHolds:
                 yield StalledHolds(page, version, holds)
 
     def extend(self, stalled: StalledHolds, indexes: Sequence[int], asked_at: float) -> None:
-        """Tell a child which of its *stalled* holds were renewed, as asked for at *asked_at*."""
+        """Mark which of the *stalled* holds were renewed, by a request made at *asked_at*."""
         until = asked_at + believed(min(stalled.holds[index].lease for index in indexes))
         known = self._alive.get(stalled.page)
         if known is not None:
             self._alive[stalled.page] = (*known[:2], asked_at)
         head = self._heads[stalled.page]
-        head.renewal = _Renewal()  # first: never half of the one and half of the other
+        head.renewal = _Renewal()  # first: never half of one renewal and half of another
         entries = sum(1 << index for index in indexes)
         head.renewal = _Renewal(until, stalled.version, entries)
 
     def close(self) -> None:
-        """Give the memory back; only where no child needs the table any more."""
+        """Free the memory; only where no child needs the table any longer."""
         self._heads.clear()
         self._memory.close()
         self._file.close()
@@ -256,14 +258,14 @@ class SharedHolds:
         return self._memory[start : start + head.lengths[half]]
 
     def _take_page(self) -> None:
-        """Take a page, if this process has none; what a parent has recorded is not its child's."""
+        """Take a page, if this process has none; a parent's entries are not its child's."""
         pid = os.getpid()
         if self._page_of == pid:
             return
-        # At once: what a signal's handler records from now on is not to be cleared.
+        # All at once: what a signal handler records from now on must not be cleared.
         self._entries, self._renewed, self._page, self._page_of = {}, {}, None, pid
         if os.getppid() != self._parent:
-            return  # the parent itself, or a process of a child's, which nobody here waits for
+            return  # the parent itself, or a child's child, for which no process here waits
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
             for page, head in enumerate(self._heads):
@@ -275,7 +277,7 @@ class SharedHolds:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _publish(self) -> None:
-        """Write the entries; what a signal's handler changes meanwhile is written after that."""
+        """Write the entries, and write again what a signal handler changes during that."""
         self._changed = True
         while self._changed and not self._publishing:
             try:
@@ -301,7 +303,7 @@ class SharedHolds:
         head.version = version
 
     def after_fork(self) -> None:
-        """Make a mutex that no thread of the parent holds."""
+        """Replace the mutex, which a thread of the parent may hold."""
         self._mutex = threading.RLock()
         self._publishing = False
 
@@ -312,15 +314,15 @@ def _start_of(page: int, half: int) -> int:
 
 def _make_file(size: int) -> BinaryIO:
     """
-    Return a file of zeros that has all of its room already.
+    Return a file of zeros with all of its space allocated.
 
-    A write to a mapped file that has none, on a disk that is full by then, kills who writes.
+    A write to a mapped page that has no space, on a full disk, kills the process that writes.
     """
     file: Any
-    if hasattr(os, "memfd_create"):  # no disk under it, that may be full or slow
+    if hasattr(os, "memfd_create"):  # not on a disk, which may be full or slow
         file, allocate = os.fdopen(os.memfd_create("distlock"), "r+b"), os.ftruncate
     else:
-        file, allocate = tempfile.TemporaryFile(), _fill  # noqa: SIM115  # for who asks to close
+        file, allocate = tempfile.TemporaryFile(), _fill  # noqa: SIM115  # the caller closes it
     try:
         allocate(file.fileno(), size)
     except BaseException:
@@ -342,7 +344,7 @@ def _decode(written: bytes) -> list[OrphanedHold]:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether our child *pid* runs no more, without reaping it: that is its pool's to do."""
+    """Whether our child *pid* has ended, without reaping it: its pool does that."""
     try:
         state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

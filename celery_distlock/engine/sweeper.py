@@ -1,4 +1,4 @@
-"""The sweeper: finds what a crash left in the queues, and sends it on its way."""
+"""The sweeper: finds what a crash left in the queues, and dispatches it."""
 
 import functools
 import logging
@@ -18,15 +18,16 @@ __all__ = ["Sweeper"]
 
 logger = logging.getLogger(__name__)
 
-AFTER_YOU = 1.5  # intervals; whoever had the last turn would else have the next one nearly always
+# intervals; without it, the process of the last sweep would nearly always do the next
+AFTER_YOU = 1.5
 
 
 class Sweeper:
     """
     A thread that looks through a store's queues every *interval* seconds.
 
-    Any number may run on one store: of all of them, one looks in each interval. *on_swept* is
-    called for each task that it finds and sends. When the broker hangs it ends its turn.
+    Any number may run on one store: only one of them sweeps in each interval. *on_swept* is called
+    for each task that it finds and sends. When the broker hangs, it ends its turn.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Sweeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after the sweep under way at the latest; does not wait for it."""
+        """End, after the current sweep at the latest; does not wait for it."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -61,12 +62,12 @@ class Sweeper:
                 self._note_success()
 
     def _note_failure(self, error: Exception) -> None:
-        # At WARNING once an outage, not every two seconds of it.
+        # At WARNING once per outage, not every two seconds of it.
         level = logging.DEBUG if self._failing_since else logging.WARNING
         text = "the queues in the lock store %s cannot be swept: %s"
         say(logger, level, text, self._store.address, error)
         if not isinstance(error, StoreError):
-            text = "unexpected error in a sweep; the next one takes place as planned"
+            text = "unexpected error in a sweep; the next one runs as planned"
             say(logger, logging.ERROR, text, exc_info=True)
         self._failing_since = self._failing_since or clock.monotonic()
 
@@ -78,13 +79,13 @@ class Sweeper:
         self._failing_since = 0.0
 
     def _sweep(self) -> bool:
-        """Whether something was found that this process could not send."""
+        """Return whether it found something that this process could not send."""
         left = False
         for wake in self._store.parking.sweep(self._interval):
             swept = functools.partial(self._note_swept, wake)
             became = self._store.dispatch(wake, on_sent=swept, patience=UNSENT)
             if became is Sending.PENDING:
-                return True  # the broker hangs, for us at least: others are to find the rest
+                return True  # the broker hangs, at least for this process: leave the rest to others
             left |= became is Sending.LEFT
         return left
 

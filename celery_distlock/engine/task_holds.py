@@ -1,4 +1,4 @@
-"""What an asyncio task holds, and how the task is told that it has lost it."""
+"""What an asyncio task holds, and how the task is notified of its loss."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ class TaskHold(Hold):
     """
     A key that an asyncio task asks for or holds.
 
-    It is renewed for as long as the task may go on: not when that has ended without a release, nor
-    when its loop was closed.
+    It is renewed for as long as the task may go on: not after the task has ended without a release,
+    nor after its loop was closed.
     """
 
     __slots__ = ("_loop", "_task", "notice")
@@ -33,7 +33,7 @@ class TaskHold(Hold):
     ) -> None:
         super().__init__(store, key, terms, label=task.get_name(), **more)
         self._loop = task.get_loop()
-        self._task = ref(task)  # what a task holds must not keep the task
+        self._task = ref(task)  # weak: what a task holds must not keep the task
         self.notice: LossNotice | None = None
 
     @property
@@ -44,11 +44,11 @@ class TaskHold(Hold):
 
 class LossNotice:
     """
-    Tells a task that its lock is lost, once, until :meth:`end`.
+    Notifies a task that its lock is lost, once, until :meth:`end`.
 
     Args:
         task: The one that holds the lock.
-        cancels: Cancel the task; otherwise there is only a line in the log.
+        cancels: Cancel the task; otherwise the loss is only logged.
     """
 
     def __init__(self, task: "asyncio.Task[Any]", *, cancels: bool) -> None:
@@ -58,14 +58,14 @@ class LossNotice:
         self._before = task.cancelling()
         self._listens = True
         self._cancelled = False
-        self._untold = threading.Lock()  # whoever takes it tells
+        self._untold = threading.Lock()  # taken by the call that notifies
 
     def __call__(self, hold: Hold) -> None:
         """
-        Tell it, from any thread.
+        Notify the task, from any thread.
 
-        Who finds the loss and who begins to listen may both call: receivers of signals come between
-        the loss and its notice.
+        Both the finder of the loss and the code that begins to listen may call this: receivers of
+        signals run between the loss and its notice.
         """
         if not self._untold.acquire(blocking=False):
             return
@@ -84,11 +84,12 @@ class LossNotice:
 
     def end(self) -> bool:
         """
-        Tell nothing from now on; called in the task.
+        Stop notifying; called in the task.
 
         Returns:
-            Whether the task was cancelled for the loss and by nobody else: then the cancellation is
-            undone, as by :func:`asyncio.timeout`, and an error is to tell of the loss.
+            Whether the task was cancelled for the loss and by no other caller: then the
+                cancellation is
+            undone, as by :func:`asyncio.timeout`, and an error must report the loss.
         """
         self._listens = False
         task = self._task()

@@ -1,9 +1,9 @@
 """
-From sharing a key to having it alone and back, of one who holds it.
+Change a held key from shared to exclusive and back.
 
-Who waits to be alone stands before the queue: nobody enters, and it is called when the last of the
-others has left. Of two who wait so at one key, each would wait for the other: the store tells the
-second one at once.
+A holder that waits for an upgrade is ahead of the queue: no caller is admitted, and the holder gets
+a push when the last of the others has left. Two upgrades waiting at one key would wait for each
+other: the store refuses the second one immediately.
 """
 
 import logging
@@ -34,7 +34,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-LOOK = 1.0  # seconds after which one who waits asks again, though nobody has called
+LOOK = 1.0  # seconds after which a waiter asks again without a push
 OUTAGE_PAUSE = 0.25  # seconds between its attempts while the store does not answer
 
 _background = BackgroundNotifier("distlock-downgrades")
@@ -42,16 +42,16 @@ _background = BackgroundNotifier("distlock-downgrades")
 
 class UpgradeWaiter:
     """
-    One who waits to have alone what it shares: what it asks between two pauses.
+    A shared holder that waits for an upgrade: its requests between two pauses.
 
     Args:
-        hold: What it shares.
-        deadline: Until when, by the local clock.
-        waits: False: it asks once, and does not keep others out.
+        hold: The shared hold.
+        deadline: When to stop waiting, by the local clock.
+        waits: False: ask once, and do not keep others out.
 
     Attributes:
-        inbox: Where it is called, from :meth:`open` on; None: it does not wait.
-        pause: Seconds after which it asks again, though nobody calls.
+        inbox: Where pushes arrive, from :meth:`open` on; None: it does not wait.
+        pause: Seconds after which it asks again without a push.
 
     Raises:
         StoreError: The store cannot do it.
@@ -65,17 +65,17 @@ class UpgradeWaiter:
         self.inbox: Inbox | None = None
         self.pause = 0.0
         self._answered = False
-        self._may_have = False  # something that is to be given up
+        self._may_have = False  # whether the store may have granted it something to give up
         self._number = hold.begin_upgrade()
 
     def open(self) -> None:
-        """Prepare to be called; may take a request."""
+        """Prepare for pushes; may take a request."""
         if self._waits:
             self.inbox = self._hold.store.inbox(self._hold.key, self._hold.owner)
 
     def ask(self) -> Reply | None:
         """
-        Ask once. None: others have it still; ask again after a call or `pause`.
+        Ask once. None: there are still other holders; ask again after a push or `pause`.
 
         Raises:
             LockLostError: The key was lost.
@@ -115,15 +115,15 @@ class UpgradeWaiter:
             return reply
 
     def settle(self) -> None:
-        """Have what was granted until its holder changes it; called by the holder."""
+        """Keep what was granted until its holder changes it; called by the holder."""
         self._hold.settle(self._number)
 
     def give_up(self) -> None:
         """
-        Wait no more, and have what it had; does not raise for the store's sake.
+        Stop waiting, and return to what it had; does not raise because of the store.
 
-        Does nothing after a later attempt has begun, which may have the key alone by now: that one
-        gives up for both, also if it does not wait itself.
+        Does nothing after a later attempt has begun, which may have upgraded the key by now: that
+        attempt gives up for both, even if it does not wait itself.
         """
         hold = self._hold
         if not self._may_have and self._number == 1:
@@ -135,36 +135,34 @@ class UpgradeWaiter:
             try:
                 reply = self._store.units.downgrade(hold.key, hold.owner, lease)
             except StoreError as error:
-                words = (
-                    "nobody enters %r until it is given up by one who waited to have it alone: %s"
-                )
+                words = "%r admits no caller until its holder, which gave up an upgrade, releases it: %s"
                 logger.warning(words, shown(hold.key), error)
                 return
             self._store.dispatch(reply.wake)
             if reply.status is Status.GRANTED and reply.token != hold.token:
-                # It had the key alone already, when it gave up.
+                # The upgrade had been granted when it gave up.
                 hold.change(hold.shared_want, reply, lease)
 
     def give_up_later(self) -> None:
-        """As `give_up`, in the background."""
+        """Call `give_up` in the background."""
         _background.submit(self.give_up)
 
     def close(self) -> None:
-        """Be called no more."""
+        """Stop receiving pushes."""
         if self.inbox is not None:
             self.inbox.close()
 
 
 def upgrade(hold: Hold, timeout: float | None) -> Reply:
     """
-    Have alone what *hold* shares, and wait for that for *timeout* seconds; None: for ever.
+    Upgrade *hold*, and wait for it for *timeout* seconds; None: for ever.
 
     Returns:
         The store's last answer. If it is not ``GRANTED``, *hold* is as it was.
 
     Raises:
         LockLostError: The key was lost.
-        StoreError: Likewise; or the store cannot do it.
+        StoreError: The store cannot do it, or the upgrade failed; *hold* is as it was.
     """
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     waiter = UpgradeWaiter(hold, deadline, waits=timeout != 0)
@@ -185,12 +183,13 @@ def upgrade(hold: Hold, timeout: float | None) -> Reply:
 
 def downgrade(hold: Hold) -> None:
     """
-    Share what *hold* has alone.
+    Change *hold* from exclusive to shared.
 
     Raises:
         LockLostError: The key was lost.
-        StoreUnavailableError: It did not answer, and may have done it: *hold* counts as shared.
-        StoreError: It cannot do it, or refuses; *hold* is as it was.
+        StoreUnavailableError: The store did not answer, and may have done it: *hold* counts as
+            shared.
+        StoreError: The store cannot do it, or refuses; *hold* is as it was.
     """
     with hold.changing:
         reply = _downgrade(hold, QueueStore.of(hold.store))
@@ -204,7 +203,7 @@ def _downgrade(hold: Hold, store: QueueStore) -> Reply:
     before, hold.unsettled = hold.unsettled, True
     try:
         reply = store.units.downgrade(hold.key, hold.owner, lease)
-    except BaseException as error:  # a time limit's exception, say, loses an answer, too
+    except BaseException as error:  # a time limit's exception, for example, also loses an answer
         if isinstance(error, StoreUnavailableError) or not isinstance(error, StoreError):
             hold.doubt()
             hold.note_downgrade()
@@ -219,10 +218,10 @@ def _downgrade(hold: Hold, store: QueueStore) -> Reply:
 
 def upgrade_all(holds: Sequence[Hold], timeout: float | None) -> None:
     """
-    Have all of *holds* alone, or leave them as they are; see :meth:`Lease.upgrade`.
+    Upgrade all of *holds*, or leave them as they are; see :meth:`Lease.upgrade`.
 
     Raises:
-        LockConflictError: One of them cannot be had.
+        LockConflictError: One of them cannot be upgraded.
     """
     if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
         raise ValueError(
@@ -261,15 +260,15 @@ def downgrade_all(holds: Sequence[Hold]) -> None:
 
 
 def wants_upgrade(hold: Hold, want: Want) -> bool:
-    """Whether a re-entry that asks for *want* has to change what *hold* has, or to make sure."""
+    """Whether a re-entry that asks for *want* must change what *hold* has, or confirm it."""
     return want.capacity == 1 and (hold.unsettled or hold.want.capacity != 1)
 
 
 def leave(hold: Hold) -> None:
     """
-    Share what an inner acquisition has upgraded, after that was undone.
+    Share again what an inner acquisition has upgraded, after that was undone.
 
-    Does not raise for the store's sake: others may be kept out then until the hold is given up.
+    Does not raise because of the store: others may then be refused until the hold is released.
     """
     if (share := leaving(hold)) is not None:
         share()
@@ -277,10 +276,10 @@ def leave(hold: Hold) -> None:
 
 def leaving(hold: Hold) -> Callable[[], None] | None:
     """
-    Return what is to be done in :func:`leave`, in any thread; None: nothing.
+    Return the step for :func:`leave`, to call in any thread; None: nothing to do.
 
-    It is not done any more once a later attempt to have *hold* alone has begun: whoever enters from
-    now on, and wants it alone, makes one.
+    The step does nothing once a later attempt to upgrade *hold* has begun: every re-entry from now
+    on that wants it exclusive makes one.
     """
     if hold.upgraded_at is None or not 0 < hold.depth <= hold.upgraded_at:
         return None
@@ -302,18 +301,18 @@ def _share_again(hold: Hold) -> None:
     try:
         downgrade(hold)
     except StoreError as error:
-        words = "%r may be held alone until it is given up, and not shared again: %s"
+        words = "%r may stay exclusive until it is released, instead of shared again: %s"
         logger.warning(words, shown(hold.key), error)
     except LockError as error:
         logger.debug("%r is not shared again: %s", shown(hold.key), error)
 
 
 def conflict(key: str, reply: Reply) -> LockConflictError:
-    """Return the error that says who holds *key*, and of an upgrade why it cannot be."""
+    """Return the error that names the holder of *key*, and why an upgrade cannot succeed."""
     error = LockConflictError(key, reply.holder, reply.remaining, reply.wait)
     if reply.status is Status.DEADLOCK:
         error.add_note(
-            "this one shares it and wants it alone, and so does another one who shares it: both"
+            "this holder shares it and wants it exclusive, and so does another holder: both"
             " would wait for each other"
         )
     return error

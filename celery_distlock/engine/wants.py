@@ -1,4 +1,4 @@
-"""From a `Key` to what a store is asked for, and what a store cannot."""
+"""Convert a `Key` to a request for a store, and check that the store can serve it."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ __all__ = ["ensure_able", "key_wanting", "want_of"]
 
 
 def want_of(key: Key) -> Want:
-    """Return how much of *key* is asked for."""
+    """Return the amount of *key* that is asked for."""
     if key.alone and not key.rate:
         return ALONE
     capacity = 0 if key.shared or key.capacity is None else key.capacity
@@ -19,7 +19,7 @@ def want_of(key: Key) -> Want:
 
 
 def key_wanting(text: str, want: Want) -> Key:
-    """Return the key *text* with a capacity, weight, rates and cost that ask for *want* of it."""
+    """Return the key *text* with the capacity, weight, rates and cost of *want*."""
     weight = want.units if want.capacity > 1 else 1
     capacity, cost = want.capacity or None, want.cost if want.rates else 1
     return Key(text, capacity=capacity, weight=weight, rate=want.rates or None, cost=cost)
@@ -32,7 +32,7 @@ def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:
     Args:
         store: The store.
         keys: What is asked for.
-        where: Names who asks, for the message.
+        where: The name of the caller, for the message.
     """
     for key in keys:
         want = want_of(key)

@@ -1,12 +1,13 @@
 """
-One thread that keeps this process's leases alive, and says so when it cannot.
+One thread that renews this process's leases, and reports when it cannot.
 
-It serves any number of leases in one store; where a process has locks in several stores it has one
-for each, so that a store that hangs costs the others nothing. The store is asked in a thread beside
-it: a request that hangs beyond its limit, as for a host's address, keeps no loss from being told.
+It serves any number of leases in one store. A process with locks in several stores has one watchdog
+for each, so that a store that hangs does not affect the others. A separate thread makes the
+requests: one that hangs beyond its limit, as in a name lookup, does not delay the report of a loss.
 
 A lease is renewed every third of it, as in Redisson, a little earlier or later so that processes
-that began together do not stay together. What falls due at about one time shares a round trip.
+that began together do not stay in step. Renewals that are due at about the same time share a round
+trip.
 """
 
 import logging
@@ -33,18 +34,19 @@ logger = logging.getLogger(__name__)
 
 Outcome: TypeAlias = tuple[RenewOutcome, float]
 
-BATCH = 100  # holds a round trip
-GATHER = 0.15  # of a renewal period: what falls due so soon is renewed along
-# A renewal is given up after a sixth of the shortest lease here, in time for another: the server
-# that does not answer may not be the one that has the key with that lease.
+BATCH = 100  # holds per round trip
+GATHER = 0.15  # of a renewal period: what is due this soon is renewed in the same round trip
+# A renewal is given up after a sixth of the shortest lease here, in time for another attempt: the
+# server that does not answer may not be the one that has the key with that lease.
 ANSWER_SHARE = 6
 RETRY_SHARE = 9  # and repeated after a ninth
-ANSWER_IN = 0.9  # of the time for which it is waited for, so that what comes in the end is heard
+# of the time for which the thread waits, so that a late answer still arrives in time
+ANSWER_IN = 0.9
 _FAILED = "unexpected error while renewing leases; trying again"
 
 
 class _Watched(ref[Hold]):
-    """A hold, for as long as somebody has it."""
+    """A weak reference to a hold that can also stop its renewal."""
 
     __slots__ = ("_keeper", "_owner")
 
@@ -54,7 +56,7 @@ class _Watched(ref[Hold]):
         self._owner = hold.owner
 
     def abandon(self) -> None:
-        """See that nobody else renews it either, now that it is gone."""
+        """Stop the renewal by the parent, too, now that the hold is gone."""
         if self._keeper is not None:
             self._keeper.erase(self._owner)
 
@@ -63,30 +65,31 @@ class Watchdog:
     """Renews holds; see the module. All of its methods may be called from any thread."""
 
     def __init__(self) -> None:
-        # By weak reference: a hold that nobody has is not renewed, whatever became of its owner.
+        # By weak reference: a hold that no code refers to is not renewed, even if its owner lives
+        # on.
         self._due: dict[_Watched, float] = {}
-        self._warned: WeakSet[Hold] = WeakSet()  # of those that are held for long
+        self._warned: WeakSet[Hold] = WeakSet()  # holds that were reported as held for long
         self._looks_at = float("inf")  # the local clock's time when the thread looks again
         # Taken as such: a time limit's exception inside a Condition's own `with` leaves it locked.
-        # A signal's handler, or a finalizer, may take a lock while its thread has this.
+        # Reentrant: a signal handler, or a finalizer, may take a lock while its thread has this.
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._thread: threading.Thread | None = None
         self._asking = Background("distlock-renewals", _FAILED)
-        self._answered = threading.Event()  # of the last request
+        self._answered = threading.Event()  # set once the last request was answered
         self._answered.set()
 
     def watch(self, hold: Hold) -> None:
-        """Renew *hold*, or only see to its end, until :meth:`forget`."""
+        """Renew *hold*, or only watch for its end, until :meth:`forget`."""
         due = clock.monotonic() + self._period(hold)
         self._due[_Watched(hold)] = due
         if due < self._looks_at or self._thread is None:
             with self._mutex:
                 self._start()
                 self._changed.notify()
-                # Kept, though the hold may be gone before the thread looks: else each of many short
-                # ones would wake it. Last: if a time limit's exception comes between, the next one
-                # is to notify.
+                # Kept, even if the hold is gone before the thread looks: otherwise each of many
+                # short holds would wake it. Last: if a time limit's exception comes before, the
+                # next hold notifies.
                 self._look_at(due)
 
     def forget(self, hold: Hold) -> None:
@@ -94,16 +97,17 @@ class Watchdog:
         self._due.pop(ref(hold), None)  # type: ignore[call-overload]  # equal to a _Watched
 
     def holds(self) -> list[Hold]:
-        """Return what is held here now, by any thread."""
+        """Return what any thread holds here now."""
         return [hold for watched in list(self._due) if (hold := watched()) is not None]
 
     def _look_at(self, due: float) -> None:
-        if due < self._looks_at:  # noqa: PLR1730  # after a call, a signal's handler may come between
+        # after a call, a signal handler could run in between
+        if due < self._looks_at:  # noqa: PLR1730
             self._looks_at = due
 
     def _start(self) -> None:
         if self._thread is None:
-            # Noted first: a signal's handler comes while the start is waited for, too.
+            # Assigned first: a signal handler may run while the start is waited for, too.
             self._thread = thread = threading.Thread(
                 target=self._run, name="distlock-watchdog", daemon=True
             )
@@ -135,7 +139,7 @@ class Watchdog:
             with self._changed:
                 while (pause := self._looks_at - clock.monotonic()) > 0:
                     self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
-                # Whoever adds something while we work cannot know what we have seen.
+                # Before the pass: holds that are added during it may not be part of it.
                 self._looks_at = float("inf")
             _go_on_after(self._pass)
             with self._mutex:
@@ -173,19 +177,19 @@ class Watchdog:
 
     def _renew(self, holds: list[Hold], ends_at: float, patience: float) -> None:
         wanted = [hold.ownership() for hold in holds]
-        # Never longer than the first lease here lasts: its end has to be noticed in time.
+        # Never longer than the first lease here lasts: its end must be noticed in time.
         patience = max(0.0, min(patience, ends_at - clock.monotonic()))
         note = partial(self._note, holds, wanted)
         note(self.ask(Request(holds[0].store, wanted, patience, note)))
 
     def ask(self, request: "Request") -> list[Outcome]:
-        """Return what comes in time; nobody asks while another request hangs."""
+        """Return the outcomes that arrive in time; asks nothing while another request hangs."""
         if not self._answered.is_set():
             return request.unknown
         make = partial(_go_on_after, request.make)
         try:
             self._asking.submit(make)
-        except RuntimeError:  # there can be no more threads
+        except RuntimeError:  # no thread can be started
             make()
         self._answered = request.answered
         return request.wait()
@@ -217,16 +221,16 @@ class Watchdog:
 
 class Request:
     """
-    One for renewals, which is made beside the watchdog.
+    A renewal request, made in a thread other than the watchdog's.
 
     Args:
-        store: Is asked.
-        wanted: What for.
-        patience: Seconds for which it is waited for.
-        late: Told what comes after that.
+        store: The store to ask.
+        wanted: The leases to renew.
+        patience: Seconds to wait for the answer.
+        late: Called with the outcomes that arrive after that.
 
     Attributes:
-        answered: Set when it was answered, or has failed.
+        answered: Set when the request was answered, or has failed.
     """
 
     def __init__(
@@ -247,7 +251,7 @@ class Request:
 
     @property
     def unknown(self) -> list[Outcome]:
-        """What is known without an answer."""
+        """The outcomes without an answer: all unknown."""
         return [(RenewOutcome.UNKNOWN, clock.monotonic())] * len(self._wanted)
 
     def make(self) -> None:
@@ -263,7 +267,7 @@ class Request:
             self._late(outcomes)
 
     def wait(self) -> list[Outcome]:
-        """Return what comes in time."""
+        """Return the outcomes that arrive in time."""
         self.answered.wait(self._patience)
         with self._mutex:
             self._is_given_up = self._outcomes is None
@@ -276,12 +280,12 @@ def _report(told: Iterable[Callable[[], object]]) -> None:
 
 
 def _go_on_after(step: Callable[[], object]) -> None:
-    """Do *step*; whatever it raises, what is left of the leases is to be renewed."""
+    """Do *step* and log what it raises: the other leases must still be renewed."""
     try:
         step()
-    except LockLostError:  # a test's clock does this in the task's own thread, which it strikes
+    except LockLostError:  # a test's clock runs this in the task's own thread, which gets the error
         raise
-    except Exception as error:  # noqa: BLE001  # it is said
+    except Exception as error:  # noqa: BLE001  # it is logged
         log(logger, logging.ERROR, _FAILED, exc_info=error)
 
 
@@ -292,11 +296,11 @@ def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:
 
 def _why(hold: Hold) -> str:
     renewed = hold.renewable
-    return "no renewal was confirmed in time" if renewed else "its lease ran out, not to be renewed"
+    return "no renewal was confirmed in time" if renewed else "its lease ran out without renewal"
 
 
 def watchdog(store: Store) -> Watchdog:
-    """Return this process's watchdog for *store*: one that hangs does not hold up another."""
+    """Return this process's watchdog for *store*: a store that hangs does not delay another."""
     try:
         return _watchdogs[store]
     except KeyError:

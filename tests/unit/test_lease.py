@@ -218,7 +218,7 @@ def test_an_unknown_renewal_keeps_the_belief_until_the_leases_end_and_not_beyond
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason"), [(HELD, "somebody else holds it"), (LOST, "no longer knows it")]
+    ("outcome", "reason"), [(HELD, "another owner holds it"), (LOST, "no longer knows it")]
 )
 def test_a_refused_renewal_ends_the_belief_at_once(hold, events, outcome, reason, now):
     hold.renewed(outcome, now.now, 10.0)
