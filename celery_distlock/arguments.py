@@ -1,8 +1,8 @@
 """
-One form for each argument of a call, whichever way it came: by a message of any serializer, or not.
+Normalise call arguments, so that a key does not depend on the way that a call arrives.
 
-Serializers fold types together: JSON makes a list of a tuple, and a text of an enum that is one. A
-key does not depend on that. Knows nothing of Celery.
+Serializers change types: JSON turns a tuple into a list, and an enum with text values into a text.
+Keys do not depend on that. This module does not depend on Celery.
 """
 
 import dataclasses
@@ -22,22 +22,23 @@ from .errors import LockKeyError
 
 __all__ = ["SCALARS", "digest", "item", "plain", "told_by"]
 
-SCALARS = frozenset({str, int, float, bool, type(None)})  # every serializer keeps them
+SCALARS = frozenset({str, int, float, bool, type(None)})  # every serializer keeps these types
 
-# What distinguishes objects of a type in a digest. Others add types that this ring does not know.
+# What distinguishes objects of a type in a digest. Other modules add types that this layer does not
+# know.
 told_by: dict[type[Any], Callable[[Any], Any]] = {
-    datetime.datetime: datetime.datetime.isoformat,  # before what it is a kind of
+    datetime.datetime: datetime.datetime.isoformat,  # before date, its base class
     datetime.date: datetime.date.isoformat,
     datetime.time: datetime.time.isoformat,
     datetime.timedelta: datetime.timedelta.total_seconds,
     uuid.UUID: str,
     decimal.Decimal: str,
-    TracebackType: lambda _: None,  # beside its exception it tells nothing more
+    TracebackType: lambda _: None,  # adds nothing to its exception
 }
 
 
 def _moment(value: datetime.datetime) -> datetime.datetime:
-    """Return the same moment with its offset in the place of a zone, which no message has."""
+    """Return the same moment with an offset in place of a zone, which messages cannot carry."""
     return datetime.datetime(
         value.year,
         value.month,
@@ -54,7 +55,7 @@ def _zone(offset: datetime.timedelta | None) -> datetime.timezone | None:
     return None if offset is None else datetime.timezone(offset)
 
 
-# By the type of which a value is a kind, what makes of it an object of just that type.
+# By base type: how to make an object of exactly that type from a value.
 _PLAIN: dict[type[Any], Callable[[Any], Any]] = {
     datetime.datetime: _moment,
     datetime.date: lambda value: datetime.date(value.year, value.month, value.day),
@@ -80,10 +81,10 @@ def plain(value: Any) -> Any:
     """
     Return *value* in the one form that all serializers agree on.
 
-    An enum is its value, and an object of a subclass one of the type itself, with the same content.
-    Tuples, named ones too, are lists. The keys of a dictionary are texts, in order, as in JSON. An
-    object with ``__json__`` is what that returns, and a dataclass without a ``__str__`` of its own
-    its fields. Other objects stay.
+    An enum becomes its value, and an object of a subclass becomes one of the base type, with the
+    same content. Tuples, including named ones, become lists. The keys of a dictionary become texts,
+    in order, as in JSON. An object with ``__json__`` becomes what that returns, and a dataclass
+    without a ``__str__`` of its own becomes its fields. Other objects stay as they are.
     """
     if type(value) in SCALARS:
         return value
@@ -147,7 +148,8 @@ def digest(value: Any, *, task: str = "", instead: str = "lock_key={}") -> str:
     """
     Return a short digest that is equal for values that mean the same to a message's receiver.
 
-    So is what `plain` makes of them, and 1, ``"1"`` and 1.0 are three values. 128 bits of SHA-256.
+    The same holds for what `plain` makes of them; 1, ``"1"`` and 1.0 are three values. 128 bits of
+    SHA-256.
 
     Args:
         value: A call's arguments by their names, or anything else.
@@ -156,7 +158,7 @@ def digest(value: Any, *, task: str = "", instead: str = "lock_key={}") -> str:
 
     Raises:
         LockKeyError: A value has no stable form, an object without ``__json__`` for example. Of a
-            dictionary, as of a call's arguments, it says the name.
+            dictionary, as of a call's arguments, the message names the item.
     """
     try:
         text = json.dumps(_told(plain(value)), sort_keys=True, separators=(",", ":"))
@@ -171,7 +173,7 @@ class _FormlessError(TypeError):
 
 
 def _told(value: Any) -> Any:
-    # A float keeps its point: JSON does, so 1 and 1.0 are two values on both sides.
+    # A float keeps its point, as in JSON: 1 and 1.0 are two values on both sides.
     if type(value) in SCALARS:
         return value
     if isinstance(value, _Set):

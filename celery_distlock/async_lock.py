@@ -35,7 +35,7 @@ from .stores.values import Reply, Status
 __all__ = ["AsyncLock"]
 
 ON_LOST = ("cancel", "warn")
-TURN = 1.0  # seconds after which one who waits for another task's turn looks whether that lives
+TURN = 1.0  # seconds after which a waiter checks whether the task that has the turn is alive
 
 
 class AsyncLock(KeyLock):
@@ -49,33 +49,35 @@ class AsyncLock(KeyLock):
 
     Reentrant, and owned by the :class:`asyncio.Task` that calls :meth:`acquire`: a task that it
     starts is another owner, and so is a thread. One object serves any number of tasks, threads and
-    event loops. Those who wait need no thread each, and stand in one queue with tasks and `Lock`:
-    first come, first served. A task that is cancelled while it acquires, waits or releases leaves
-    nothing behind.
+    event loops. Waiters need no thread each, and share one queue with tasks and `Lock`: first come,
+    first served. A task that is cancelled while it acquires, waits or releases leaves nothing
+    behind.
 
-    In code that a thread runs in an event loop while it holds the key itself (a locked task that
-    calls :func:`asyncio.run`), the loop's tasks enter that hold, one at a time.
+    If a thread runs an event loop while it holds the key itself (a locked task that calls
+    :func:`asyncio.run`), the loop's tasks enter that hold, one at a time.
 
     Args:
-        key: As for :class:`~celery_distlock.Lock`, as are `capacity`, `weight`, `shared`, `rate`.
-        capacity: Likewise.
-        weight: Likewise.
-        shared: Likewise.
-        rate: Likewise.
+        key: As for :class:`~celery_distlock.Lock`.
+        capacity: As for :class:`~celery_distlock.Lock`.
+        weight: As for :class:`~celery_distlock.Lock`.
+        shared: As for :class:`~celery_distlock.Lock`.
+        rate: As for :class:`~celery_distlock.Lock`.
         lease: As for :class:`~celery_distlock.Lock`. It is renewed by a thread, however busy the
             event loop is, until the task has ended or the loop is closed.
         watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
         store: As for :class:`~celery_distlock.Lock`.
-        prefix: Likewise.
+        prefix: As for :class:`~celery_distlock.Lock`.
         timeout: Seconds that ``async with`` waits for the holder at most; None waits for ever.
-        on_lost: What becomes of the task that has lost the lock while it held it. ``"cancel"``:
-            it is cancelled, and the end of ``async with``, or :meth:`release`, makes
-            :exc:`~celery_distlock.errors.LockLostError` of that. ``"warn"``: there is a line in the
-            log and a signal, and the error at the end all the same.
+        on_lost: What happens to the task if it loses the lock while it holds it. ``"cancel"``: the
+            task
+            is cancelled, and the end of ``async with``, or :meth:`release`, turns that into
+            :exc:`~celery_distlock.errors.LockLostError`. ``"warn"``: the loss is logged and
+                signalled,
+            and the end raises the same error.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range; or gevent or eventlet
-            has patched this process, where asyncio and its threads do not run side by side.
+            has patched this process, where asyncio and its threads cannot run concurrently.
     """
 
     def __init__(
@@ -117,27 +119,29 @@ class AsyncLock(KeyLock):
 
     def acquire(self, timeout: float | None = None) -> Coroutine[Any, Any, bool]:
         """
-        Take the lock, and wait for it, first come first served.
+        Take the lock; waiters are served first come, first served.
 
-        The task that calls this is the owner, also where another one awaits it, as in
+        The task that calls this is the owner, even if another one awaits it, as in
         ``asyncio.wait_for(lock.acquire(), 2.0)`` with Python 3.11.
 
         Args:
             timeout: Seconds to wait for the holder at most; None waits for ever, 0 not at all. A
-                server that hangs is given up 16 seconds later at the latest.
+                server
+                that hangs is given up at most 16 seconds later.
 
         Returns:
             Whether the lock is held now.
 
         Raises:
-            ValueError: *timeout* is no number, or negative.
+            ValueError: *timeout* is not a number, or negative.
             RuntimeError: It is not called in an asyncio task.
             LockLostError: This task held the lock already and has lost it.
             LockConflictError: As for :meth:`celery_distlock.Lock.acquire`.
             StoreUnavailableError: The store did not answer; the lock is not held.
-            QuorumError: Too few of several servers have confirmed it; likewise.
-            asyncio.CancelledError: The lock is not held; what the store may have granted is given
-                back in the background.
+            QuorumError: Too few of several servers have confirmed it; the lock is not held.
+            asyncio.CancelledError: The lock is not held; what the store may have granted is
+                released in the
+                background.
         """
         return self._is_acquired(_this_task(), _patience(timeout))
 
@@ -145,26 +149,28 @@ class AsyncLock(KeyLock):
         """
         Undo one :meth:`acquire`; the lock is free after the last.
 
-        If it is cancelled, the lock is released all the same, in the background.
+        If it is cancelled, the lock is still released, in the background.
 
         Raises:
             LockNotOwnedError: This task does not hold the lock.
-            LockLostError: It did, and has lost it; somebody else may have run meanwhile. Where the
-                task was cancelled by others, too, that cancellation goes on instead.
+            LockLostError: This task held the lock and has lost it; another holder may have run
+                since. If
+                other code cancelled the task as well, that cancellation goes on instead.
         """
         return self._release(_this_task())
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the lock at this moment; one round trip."""
+        """Return whether the lock has a holder at this moment; one round trip."""
         store = self._store
         state = await async_acquisition.call(store, lambda: store.inspect(self.key))
         return bool(state.token)
 
     async def __aenter__(self) -> Lease:
         """
-        Wait for the lock, `timeout` seconds at most if that was given; return the lease.
+        Wait for the lock, at most `timeout` seconds if that was given; return the lease.
 
-        Raises :exc:`~celery_distlock.errors.LockConflictError` if somebody else still has it then.
+        Raises :exc:`~celery_distlock.errors.LockConflictError` if there is still another holder
+        then.
         """
         task = _this_task()
         reply = await self._acquire(task, self._timeout)
@@ -180,9 +186,9 @@ class AsyncLock(KeyLock):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release; say that the lock was lost unless the body has something to say itself."""
+        """Release; raise the loss of the lock unless the body raises something itself."""
         if kind is GeneratorExit and not (taken_by := tasks_that_took(self)):
-            return  # thrown away, as its task is: nothing can be awaited, and the lease ends
+            return  # discarded like its task: nothing can be awaited, and the lease ends
         task = _this_task()
         if kind is GeneratorExit and task not in taken_by:  # a generator that another task left
             raise LockNotOwnedError(f"lock {shown(self.key)!r} was taken by another task")
@@ -220,7 +226,7 @@ class AsyncLock(KeyLock):
         return await self._upgrade(hold, task, left_over)
 
     async def _upgrade(self, hold: Hold, task: AnyTask, patience: float | None) -> Reply | None:
-        """Have alone what was entered; leave it again, and say why, if that cannot be."""
+        """Upgrade what was entered; if that fails, leave it again and return the reason."""
         reply = None
         try:
             reply = await async_acquisition.upgrade(hold, timeout=patience)
@@ -237,13 +243,13 @@ class AsyncLock(KeyLock):
     async def _ask(self, store: Store, task: AnyTask, patience: float | None) -> Reply | None:
         hold = self._new_hold(store, task)
         reply = await async_acquisition.acquire(hold, timeout=patience)
-        # A grant is noted before anything is awaited, or a cancellation would leave it to nobody.
+        # Record a grant before anything is awaited; a cancellation would leave it without an owner.
         if reply.status is not Status.GRANTED:
             await async_acquisition.tell(store, lambda: tell_conflict(hold, reply))
             return reply
         assert isinstance(hold, TaskHold)
         hold.notice = hold.on_lost = LossNotice(task, cancels=self._cancels)
-        if hold.state is HoldState.LOST:  # before it could be told
+        if hold.state is HoldState.LOST:  # before it could be reported
             hold.notice(hold)
         self._begin(hold, held_by(task))
         return None
@@ -260,7 +266,7 @@ class AsyncLock(KeyLock):
 
 
 async def _leave(hold: Hold, task: AnyTask) -> None:
-    """Share what was upgraded for what was left, and let the loop's next task enter."""
+    """Downgrade what was upgraded for the acquisition that ends, and admit the loop's next task."""
     try:
         await async_acquisition.leave(hold)
     finally:
@@ -268,7 +274,7 @@ async def _leave(hold: Hold, task: AnyTask) -> None:
 
 
 async def _give_back(hold: Hold, *, succeeded: bool) -> tuple[bool, LockLostError | None]:
-    """Release *hold*; return whether its loss alone has cancelled the task, and the loss."""
+    """Release *hold*; return whether only its loss has cancelled the task, and the loss."""
     notice = hold.notice if isinstance(hold, TaskHold) else None
     ours = notice is not None and notice.end()
     lost = not hold.held

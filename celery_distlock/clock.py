@@ -1,7 +1,7 @@
 """
-The one clock that leases are measured with, and the chance that spreads what would collide.
+The one clock that measures leases, and the jitter that spreads requests.
 
-Call its functions by the module: :class:`celery_distlock.testing.FakeClock` puts others in.
+Call its functions through the module: :class:`celery_distlock.testing.FakeClock` replaces them.
 """
 
 import functools
@@ -14,11 +14,11 @@ from celery_distlock.process.forks import ForkStage, begin_anew
 
 __all__ = ["jitter", "monotonic", "wait", "wall"]
 
-_chance = random.Random()  # not the program's, which may have been seeded for a purpose
+_chance = random.Random()  # not the program's, which may have been seeded on purpose
 
 
 # Returns seconds on a clock that never goes back and that counts suspension. The store's clock runs
-# on while a laptop or a virtual machine sleeps, so a lease must be seen to expire over it:
+# on while a laptop or a virtual machine sleeps, so a lease must be seen to expire during it:
 # CLOCK_MONOTONIC stops there, CLOCK_BOOTTIME (Linux) does not. Elsewhere it is the plain monotonic
 # clock. Not a Python function, because each step of a lock calls it.
 monotonic: Callable[[], float] = (
@@ -29,17 +29,17 @@ monotonic: Callable[[], float] = (
 
 
 def wall() -> float:
-    """Return seconds since the epoch: for people to read, nothing is measured with them."""
+    """Return seconds since the epoch, for people to read; no duration is measured with them."""
     return time.time()
 
 
 def wait(event: threading.Event, timeout: float) -> bool:
-    """Wait for *event* for *timeout* seconds at most; return whether it has come."""
+    """Wait for *event* for *timeout* seconds at most; return whether it is set."""
     return event.wait(timeout)
 
 
 def jitter(low: float, high: float) -> float:
-    """Return a number between *low* and *high*."""
+    """Return a random number between *low* and *high*."""
     return _chance.uniform(low, high)
 
 

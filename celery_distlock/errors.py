@@ -6,10 +6,10 @@ Every error that this package raises.
     DistlockError
     ├── ConfigurationError        a task, a setting or a URL is declared wrongly
     ├── LockError
-    │   ├── LockConflictError     somebody else holds the key          .key .holder .remaining
+    │   ├── LockConflictError     the key has another holder           .key .holder .remaining
     │   ├── LockKeyError          this call's key could not be made    .task
     │   ├── LockLostError         we held the key and no longer do     .key .token
-    │   └── LockNotOwnedError     released by one who does not hold it (also a RuntimeError)
+    │   └── LockNotOwnedError     released by a non-holder (also a RuntimeError)
     └── StoreError                the store refuses
         └── StoreUnavailableError the store cannot serve now: the outcome is unknown
             └── QuorumError       too few of several servers have confirmed it   .votes .nodes
@@ -39,8 +39,8 @@ class DistlockError(Exception):
     """
     The base of all errors of this package.
 
-    What tells an error apart is in its `args`, in the order of its constructor: that is all that a
-    result backend with a JSON serializer keeps.
+    The data of an error is in its `args`, in the order of its constructor: a result backend with a
+    JSON serializer keeps only these.
     """
 
 
@@ -49,20 +49,21 @@ class ConfigurationError(DistlockError):
 
 
 class LockError(DistlockError):
-    """The base of what can go wrong with one lock."""
+    """The base of the errors of a single lock."""
 
 
 class LockConflictError(LockError):
     """
-    Somebody else holds the key, it rests, or it was taken as often as its rate says.
+    The key has another holder, it rests, or its rate is exhausted.
 
     Attributes:
         key: The key, as the task or the caller named it.
-        holder: Who holds it, or an empty string where the store could not tell.
-        remaining: Seconds that the holder's lease had left when it was looked at; the holder may
+        holder: The name of the holder, or an empty string if the store does not know it.
+        remaining: Seconds that the holder's lease had left at the time of the request; the holder
+            may
             renew it.
-        wait: Seconds until time alone lets this one in, by a rate or at the end of a rest, if
-            nobody comes before; None: somebody has to give the key up, or that is not known.
+        wait: Seconds until time alone admits this caller, by a rate or at the end of a rest, unless
+            another comes first; None: the key must be released first, or the time is not known.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class LockConflictError(LockError):
         remaining: float = 0.0,
         wait: float | None = None,
     ) -> None:
-        # Those who read it with an older version know of no more.
+        # Without `wait`, older versions can unpickle the error.
         super().__init__(key, holder, remaining, *(() if wait is None else (wait,)))
         self.key = key
         self.holder = holder
@@ -93,10 +94,10 @@ class LockConflictError(LockError):
 
 class DuplicateTaskError(LockError):
     """
-    A task was called while one like it is there, and its ``lock_unique`` is for raising then.
+    A task was called while an equal call is pending, and its ``lock_unique`` raises then.
 
     Attributes:
-        task_id: The one that is there.
+        task_id: The id of the pending task.
     """
 
     def __init__(self, task_id: str = "") -> None:
@@ -125,13 +126,15 @@ class LockKeyError(LockError, ValueError):
 
 class LockLostError(LockError):
     """
-    A lock that was held is held no more, while the code under it was still running.
+    A held lock was lost while the code under it was still running.
 
     Attributes:
         key: The lost key.
         token: The fencing token of the lost grant: a resource that compares tokens refuses writes
             made under it as soon as it has seen a later one.
-        reason: How the loss was noticed; of a key that an operator has taken, who, when and why.
+        reason: How the loss was noticed; if an operator took the key: the operator, the time, and
+            the
+            reason given.
     """
 
     def __init__(self, key: str = "", token: int = 0, reason: str = "") -> None:
@@ -168,11 +171,11 @@ class StoreUnavailableError(StoreError):
 
 class QuorumError(StoreUnavailableError):
     """
-    Too few of several servers have confirmed what was asked for; it is being undone.
+    Too few of several servers have confirmed the request; it is being undone.
 
     Attributes:
-        votes: How many have.
-        nodes: How many had to.
+        votes: The number of servers that confirmed it.
+        nodes: The number that was required.
     """
 
     def __init__(self, message: str = "", votes: int = 0, nodes: int = 0) -> None:

@@ -14,7 +14,7 @@ MAX_REST = 30 * 86400.0  # seconds
 
 
 class _Unsaid(int):
-    """A capacity that nobody has given."""
+    """The type of a capacity that was not given."""
 
 
 UNSAID = _Unsaid(1)
@@ -23,30 +23,33 @@ UNSAID = _Unsaid(1)
 @dataclass(frozen=True, slots=True, repr=False)
 class Key:
     """
-    What is taken, and how much of it; a plain text is a key of which everybody wants all.
+    A key and the amount to take; a plain text is a key that every caller wants exclusive.
 
-    Of one key, different tasks and calls may want different things: each is judged by its own
-    capacity when it is granted, and one who is alone excludes everybody. Who comes first goes
-    first, whether others behind would fit or not: so no reader, no writer and no heavy task
-    starves.
+    Different tasks and calls may ask for different amounts of one key: each request is judged by
+    its own capacity when it is granted, and an exclusive holder excludes all others. Requests are
+    granted in the order of arrival, whether later ones would fit or not: so no reader, no writer
+    and no heavy task starves.
 
     Args:
         template: As `lock_key` takes it; for a :class:`~celery_distlock.Lock`, and where a callable
             returns it, the key itself.
-        capacity: How many units there are: 1, and it is held alone; N, and so many units are held
-            at once; None: any number.
-        weight: How many units this taker needs. More than the capacity counts as all of it, so it
-            runs when nobody else does.
-        shared: True is ``capacity=None``: beside all others that share, never beside one who is
-            alone, as a reader beside other readers.
-        min_hold: Seconds from the grant for which what was taken stays taken, though its task has
-            ended. Not if its process dies.
-        cooldown: Seconds from the end of a task that succeeded for which what it has taken stays
-            taken.
-        rate: How often it may be taken by all that have a rate there: ``"100/m"``, ``"5/10s"``, a
-            :class:`Rate`, or up to four of them, of which all must agree. A task that waits for its
-            rate waits as for a holder. Goes with `shared` or a `capacity`, 1 included.
-        cost: How many starts this one counts as.
+        capacity: The number of units: 1 is exclusive; N allows N units at a time; None allows any
+            number.
+        weight: The number of units that this holder needs. More than the capacity counts as all of
+            it,
+            so that it runs without other holders.
+        shared: True means ``capacity=None``: concurrent with all other shared holders, never with
+            an
+            exclusive one, as readers are.
+        min_hold: Seconds from the grant for which the units stay taken, even if the task has ended.
+            Not
+            if its process dies.
+        cooldown: Seconds from the end of a successful task for which its units stay taken.
+        rate: How often the key may be taken by all holders with a rate there: ``"100/m"``,
+            ``"5/10s"``, a :class:`Rate`, or up to four of them, which must all allow it. A task
+                waits
+            for its rate as it waits for a holder. Needs `shared` or a `capacity`, which may be 1.
+        cost: The number of starts that this one counts as.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range, or two of them
@@ -69,7 +72,7 @@ class Key:
         given: Mapping[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         if not isinstance(given["template"], str) or not self.template:
             raise ConfigurationError(f"Key() takes a text that is not empty, not {self.template!r}")
-        object.__setattr__(self, "template", str.__str__(self.template))  # of an enum its value
+        object.__setattr__(self, "template", str.__str__(self.template))  # the value of an enum
         self._check_counts(given)
         if not isinstance(given["shared"], bool):
             raise ConfigurationError(self._wrong("shared must be True or False", "shared"))
@@ -116,7 +119,7 @@ class Key:
     def _check_counts(self, given: Mapping[str, Any]) -> None:
         capacity = given["capacity"]
         if capacity == 0 and type(capacity) is int:
-            words = "capacity is 1 or more; `celery locks pause` lets nobody enter"
+            words = "capacity is 1 or more; `celery locks pause` stops all new grants"
             raise ConfigurationError(self._wrong(words, "capacity"))
         if capacity is not None and not _is_count(capacity):
             words = f"capacity is a whole number from 1 to {MAX_CAPACITY}, or None for any number"
@@ -130,17 +133,17 @@ class Key:
 
     @property
     def alone(self) -> bool:
-        """Whether its taker has it alone."""
+        """Whether it is taken exclusively."""
         return self.capacity == 1 and not self.shared
 
     @property
     def rates(self) -> tuple[Rate, ...]:
         """How often it may be taken."""
-        return self.rate or ()  # type: ignore[return-value]  # as it was checked
+        return self.rate or ()  # type: ignore[return-value]  # __post_init__ has converted it
 
     def of(self, text: str) -> Self:
-        """Return the same of the key *text*."""
-        made = object.__new__(type(self))  # what else it says was checked: this is for each call
+        """Return the same terms for the key *text*."""
+        made = object.__new__(type(self))  # the rest was checked before, and each call comes here
         for name in self.__slots__:
             object.__setattr__(made, name, getattr(self, name))
         object.__setattr__(made, "template", text)
@@ -151,7 +154,7 @@ class Key:
         Return the same with one more *rate*.
 
         Raises:
-            ConfigurationError: It has the most that there can be, or would never start.
+            ConfigurationError: It has the maximum number of rates, or would never start.
         """
         where = f"Key({self.template!r})"
         if self.cost > rate.limit:

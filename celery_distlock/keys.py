@@ -1,7 +1,7 @@
 """
-From a task's arguments to the name of its lock, and from that to a name that is safe in Redis.
+Convert a task's arguments to the name of its lock, and that to a name that is safe in Redis.
 
-Knows nothing of Celery: a task is a name and a signature here.
+This module does not depend on Celery: a task is a name and a signature here.
 """
 
 import dis
@@ -39,8 +39,8 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 _Bind = Callable[..., inspect.BoundArguments]
 Receive = Callable[[Any], Any]  # returns what a worker receives of an argument
 
-# From Python 3.14 on annotations are evaluated when asked for, and may name what is imported for
-# type checkers alone.
+# From Python 3.14 on annotations are evaluated on access, and may name what is imported only for
+# type checkers.
 AS_TEXT: dict[str, Any] = {}
 if sys.version_info >= (3, 14):
     import annotationlib
@@ -54,26 +54,25 @@ _RULE = "a template, a Key, a list of them, or a callable with the task's own pa
 
 class KeyRule:
     """
-    How the keys of one task are made from the arguments of a call.
+    Makes the keys of one task from the arguments of a call.
 
-    Built once, when the task is declared, so that whatever can be wrong with the declaration is
-    said then.
+    Built once, when the task is declared, so that all errors of the declaration are raised then.
 
     Args:
         rule: A template, a `Key`, a list of both, or a callable that returns any of these or None.
-            What a callable returns stands as it is: it is no template.
+            What a callable returns is used as it is, not as a template.
         task: The task's name, for ``{task}`` and for messages.
         signature: The signature of the task's function, without ``self``.
-        validate: What makes of a call's arguments those that the function gets, if they differ.
-        any_keywords: A call may have keywords that are no parameters: a base of the task takes them
-            away before the function is called. They are no part of a key.
-        rate: How often each of the keys may be taken besides what *rule* says.
+        validate: Converts a call's arguments to those that the function gets, if they differ.
+        any_keywords: Whether a call may have keywords that are not parameters: a base of the task
+            takes
+            them away before the function is called. They are not part of a key.
+        rate: An additional limit on how often each of the keys may be taken.
         option: The task's option that *rule* is, for messages.
 
     Attributes:
-        declared: The keys that *rule* names itself, with their templates; of a callable it is not
-            known.
-        most: How many keys one call may have, as far as that is known now.
+        declared: The keys that *rule* names itself, with their templates; empty for a callable.
+        most: The most keys that one call may have, as far as known now.
 
     Raises:
         ConfigurationError: *rule* is of another type, a template does not parse or names no
@@ -102,7 +101,7 @@ class KeyRule:
         self._takes_any = any_named and inspect.Parameter.VAR_POSITIONAL in kinds
         self._drops_keywords = any_keywords and not any_named
         by_place = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-        # The parameters' names, if a call may give all of them by their place.
+        # The parameters' names, if a call may pass all of them by position.
         self._by_place = tuple(signature.parameters) if by_place else None
         self._templates: list[Template] = []
         self._callable: Callable[..., Any] | None = None
@@ -124,7 +123,7 @@ class KeyRule:
         self.declared = tuple(self._limited(keys))
         try:
             self._distinct(keys)
-        except LockKeyError as error:  # so it would be of every call
+        except LockKeyError as error:  # it would be raised for every call
             raise ConfigurationError(str(error)) from None
 
     @property
@@ -146,13 +145,15 @@ class KeyRule:
         The `template` of each is the key itself.
 
         Args:
-            args: The call's.
-            kwargs: Likewise.
-            receive: What the worker receives of an argument; None: these have been received.
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments.
+            receive: Returns what the worker receives of an argument; None: these have been
+                received.
 
         Raises:
-            TypeError: The arguments do not fit the task's signature, said as Python says it, with
-                the task's name.
+            TypeError: The arguments do not fit the task's signature; the message is Python's, with
+                the
+                task's name.
             LockKeyError: A key cannot be made from these arguments, or one text is asked for in two
                 ways.
         """
@@ -163,7 +164,7 @@ class KeyRule:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive
     ) -> tuple[Key, ...]:
         """
-        Return the same without the *rate* that is added to them.
+        Return the keys of one call without the additional *rate*.
 
         Arguments that no template reads may be missing.
         """
@@ -184,10 +185,10 @@ class KeyRule:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
     ) -> str:
         """
-        Return the digest of one call's arguments, with those that have defaults.
+        Return the digest of one call's arguments, including defaults.
 
         Raises:
-            TypeError: As :meth:`keys`.
+            TypeError: As for :meth:`keys`.
             LockKeyError: A value has no stable form.
         """
         signature = self._signature
@@ -195,7 +196,7 @@ class KeyRule:
         return digest(arguments, task=self.task, instead="lock_unique=Unique(by={})")
 
     def _limited(self, keys: Sequence[Key]) -> tuple[Key, ...]:
-        """Return *keys* with the rate that is added to them."""
+        """Return *keys* with the additional rate."""
         return tuple(keys if self._rate is None else [key.at_most(self._rate) for key in keys])
 
     def _distinct(self, keys: list[Key]) -> tuple[Key, ...]:
@@ -223,7 +224,7 @@ class KeyRule:
         return (args, kwargs) if self._validate is None else self._validate(args, kwargs)
 
     def _known(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return those keywords that are not for a base of the task."""
+        """Return the keywords that the function itself takes."""
         known = self._signature.parameters
         return {name: value for name, value in kwargs.items() if name in known}
 
@@ -236,9 +237,9 @@ class KeyRule:
         read: Collection[str],
     ) -> Mapping[str, Any]:
         """
-        Return the arguments by the names of the parameters, with those that have defaults.
+        Return the arguments by the names of the parameters, including defaults.
 
-        Those that are not *read* may be missing, if *bind* lets them, and stay as they are given.
+        Those that are not *read* may be missing, if *bind* allows it, and stay as they are given.
         """
         if self._validate is not None:
             (args, kwargs), receive = self._as_the_function(args, kwargs, receive), None
@@ -286,7 +287,7 @@ class KeyRule:
         return self._distinct([self._returned(key) for key in keys])
 
     def _returned(self, key: str | Key) -> Key:
-        """Return what a callable has named, as a key."""
+        """Return the key that a callable has named."""
         if not key:
             raise LockKeyError(f"{self._named} gave an empty key", task=self.task)
         made = key if isinstance(key, Key) else Key(key)
@@ -301,9 +302,9 @@ class KeyRule:
     def _check_callable(self, rule: Callable[..., Any]) -> None:
         try:
             accepted = inspect.signature(rule, **AS_TEXT)
-        except (TypeError, ValueError):  # a builtin that does not tell: its call will
+        except (TypeError, ValueError):  # a builtin without a signature: the call will show
             return
-        # A function that takes any arguments leaves to the callable to say which there are.
+        # For a function that takes any arguments, the callable decides which there are.
         bind = accepted.bind_partial if self._takes_any else accepted.bind
         required = [
             p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -342,7 +343,7 @@ def _received(given: Mapping[str, Any], receive: Receive, read: Collection[str])
 
 
 def _most_returned(function: Any) -> int:
-    """Return the length of the longest list or tuple that a ``return`` of *function* spells out."""
+    """Return the length of the longest list or tuple literal in a ``return`` of *function*."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     steps = [] if code is None else list(dis.get_instructions(code))
     return max(
@@ -373,23 +374,23 @@ _ESCAPES = str.maketrans(_ESCAPED)
 
 
 class Name(str):
-    """The slot name of a key that it does not tell, to be given where a key is asked for."""
+    """The slot name of a key whose text is unknown, accepted in place of a key."""
 
     __slots__ = ()
 
 
 def slot_name(key: str) -> str:
     """
-    Return the form of *key* that stands between the braces of its records' names.
+    Return the form of *key* between the braces of its records' names.
 
-    Without braces, blanks and control characters, never empty for a key that is not, at most
-    about 160 characters long, and different for different keys: a long key is cut and followed
-    by its SHA-256 behind ``%#``, which no escape begins with. So is one that reads as such a name.
+    It has no braces, blanks or control characters, is never empty unless the key is, has at most
+    about 160 characters, and differs for different keys. A long key is cut and followed by its
+    SHA-256 after ``%#``, with which no escape begins; so is a key that looks like such a name.
     """
     return key if type(key) is Name else _slot_name(key)
 
 
-@functools.lru_cache(maxsize=64)  # of a task's key it is wanted several times in a row
+@functools.lru_cache(maxsize=64)  # a task asks for the same key several times in a row
 def _slot_name(key: str) -> str:
     name = key.translate(_ESCAPES)
     if len(name) <= SLOT_NAME_LENGTH and not _HASHED.fullmatch(key):
@@ -402,12 +403,12 @@ _HASHED = re.compile(r".{80}%#[0-9a-f]{64}", re.DOTALL)
 
 
 def key_of(name: str) -> str:
-    """Return the key whose :func:`slot_name` is *name*; of one that it does not tell, a `Name`."""
+    """Return the key whose :func:`slot_name` is *name*; a `Name` if it cannot be derived."""
     if _HASHED.fullmatch(name):
         return Name(name)
     return unescaped(name)
 
 
 def as_key(text: str) -> str:
-    """Return the key that somebody means by *text*: itself, or what a list showed of a long one."""
+    """Return the key that a user means by *text*: itself, or the listed form of a long one."""
     return Name(text) if _HASHED.fullmatch(text) else text

@@ -22,65 +22,72 @@ __all__ = ["Lock"]
 
 class Lock(KeyLock):
     """
-    The lock that locked tasks take, for any other code: web code, scripts, the tasks' insides.
+    The lock that locked tasks take, for any other code: web code, scripts, code inside tasks.
 
     Behaves as :class:`threading.RLock` does, between processes and machines: reentrant, owned by
-    the thread that acquired it, released as often as acquired. Other than there, a held lock can be
-    lost: when the store forgets it, or cannot be reached for as long as the lease is.
+    the thread that acquired it, released as often as acquired. Unlike that class, a held lock can
+    be lost: when the store loses its data, or cannot be reached for as long as the lease is.
 
-    Two locks of one key in one thread are one lock; the outermost acquisition's terms count, and it
-    alone takes units. One that has the key alone inside one that shares it upgrades that for its
-    length: see :meth:`Lease.upgrade <celery_distlock.engine.lease.Lease.upgrade>`.
+    Two locks of one key in one thread are one lock: the terms of the outermost acquisition count,
+    and only it takes units. An exclusive lock inside a shared one of the same key upgrades the
+    outer lock for its duration: see :meth:`Lease.upgrade
+    <celery_distlock.engine.lease.Lease.upgrade>`.
 
-    In a coroutine it blocks the event loop, and says so by a :exc:`RuntimeWarning`:
-    :class:`~celery_distlock.AsyncLock` is the one for there. Its owner is the asyncio task then,
-    not the thread that runs it.
+    In a coroutine it blocks the event loop, and emits a :exc:`RuntimeWarning`: use
+    :class:`~celery_distlock.AsyncLock` there. The owner is then the asyncio task, not the thread
+    that runs it.
 
     Args:
-        key: Any text; or a :class:`~celery_distlock.Key`, which says also how much of it. After its
-            `cooldown` others enter if the ``with`` block has ended without an error.
-        capacity: As for :class:`~celery_distlock.Key`: how many units there are; 1: it is held
-            alone, None: by any number.
-        weight: Likewise: how many of them this one takes.
-        shared: Likewise: beside any number of others that share it.
-        rate: Likewise: how often it may be taken.
-        lease: Seconds that the lock outlives this process's last sign of life. More survives longer
-            pauses of the process; less lets others in sooner after a crash.
+        key: Any text; or a :class:`~celery_distlock.Key`, which also has the amount to take. Its
+            `cooldown` applies if the ``with`` block has ended without an error.
+        capacity: As for :class:`~celery_distlock.Key`: the number of units; 1 is exclusive, None
+            allows
+            any number.
+        weight: As for :class:`~celery_distlock.Key`: the number of units that this lock takes.
+        shared: As for :class:`~celery_distlock.Key`: concurrent with any number of shared holders.
+        rate: As for :class:`~celery_distlock.Key`: how often the key may be taken.
+        lease: Seconds that the lock outlives this process's last sign of life. A longer lease
+            survives
+            longer pauses of the process; a shorter one admits others sooner after a crash.
         watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
         store: A URL, a store, or None for the current Celery app's. A URL that is an app's
-            `distlock_url` means that app's store, and so its prefix. Which store it is, is found
-            when the lock is acquired; while this object holds it in a thread, it stays that one.
+            `distlock_url` means that app's store, and so its prefix. The store is looked up when
+                the
+            lock is acquired, and stays the same for as long as this object holds it in a thread.
         prefix: What the names of the store's records begin with; only with a URL. Locks of two
             prefixes do not exclude each other.
         timeout: Seconds that ``with`` waits for the holder at most; None waits for ever.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range; or, when the lock is
-            first acquired, its store cannot let several hold a key, or count units.
+            first acquired, its store cannot share a key, or count units.
     """
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """
-        Take the lock, and wait for it if *blocking*, first come first served.
+        Take the lock, and wait for it if *blocking*; first come, first served.
 
         Args:
             blocking: False: do not wait.
             timeout: Seconds to wait for the holder at most; -1 waits for ever. A server that hangs
-                is given up 15 seconds later at the latest.
+                is
+                given up at most 15 seconds later.
 
         Returns:
             Whether the lock is held now.
 
         Raises:
-            ValueError: *timeout* is negative, or given though not *blocking*.
+            ValueError: *timeout* is negative, or given although not *blocking*.
             OverflowError: *timeout* is longer than `threading.TIMEOUT_MAX`.
             LockLostError: This thread held the lock already and has lost it.
-            LockConflictError: Without an end to the wait: this thread shares the key and wants it
-                alone, and so does another one that shares it; each would wait for the other.
-            LockError: In a coroutine, without an end to the wait: another task of the same event
-                loop holds the lock, and would never release it.
+            LockConflictError: Only without a limit to the wait: this thread shares the key and
+                wants it
+                exclusive, and so does another holder; each would wait for the other.
+            LockError: In a coroutine, without a limit to the wait: another task of the same event
+                loop
+                holds the lock, and would never release it.
             StoreUnavailableError: The store did not answer; the lock is not held.
-            QuorumError: Too few of several servers have confirmed it; likewise.
+            QuorumError: Too few of several servers have confirmed it; the lock is not held.
         """
         default = blocking and timeout == -1
         patience = None if default else _patience(blocking, timeout)
@@ -104,7 +111,7 @@ class Lock(KeyLock):
         reply = acquire(hold, timeout=patience if blocks is None else 0.0)
         if reply.status is not Status.GRANTED:
             tell_conflict(hold, reply)
-            if blocks is not None:  # what the other one left of it is not enough
+            if blocks is not None:  # what the other holder left of it is not enough
                 raise blocks
             return reply
         self._begin(hold, holds)
@@ -119,7 +126,7 @@ class Lock(KeyLock):
         )
 
     def _blocks_itself(self, store: Store, task: AnyTask | None) -> LockError | None:
-        """Return what to raise if who waits keeps another task of its loop from releasing it."""
+        """Return the error to raise if waiting would block the task of this loop that has it."""
         if task is None or not is_held_beside(task, store.identity, self.key):
             return None
         return LockError(
@@ -128,7 +135,7 @@ class Lock(KeyLock):
         )
 
     def _upgrade(self, hold: Hold, task: AnyTask | None, patience: float | None) -> Reply | None:
-        """Have alone what was entered; leave it again, and say why, if that cannot be."""
+        """Upgrade what was entered; if that fails, leave it again and return the reason."""
         reply = None
         try:
             if task is not None:
@@ -153,7 +160,8 @@ class Lock(KeyLock):
 
         Raises:
             LockNotOwnedError: This thread does not hold the lock.
-            LockLostError: It did, and has lost it; somebody else may have run meanwhile.
+            LockLostError: This thread held the lock and has lost it; another holder may have run
+                since.
         """
         self._release(succeeded=False)
 
@@ -171,14 +179,15 @@ class Lock(KeyLock):
             raise hold.loss()
 
     def locked(self) -> bool:
-        """Return whether anybody holds the lock at this moment; one round trip."""
+        """Return whether the lock has a holder at this moment; one round trip."""
         return bool(self._store.inspect(self.key).token)
 
     def __enter__(self) -> Lease:
         """
-        Wait for the lock, `timeout` seconds at most if that was given; return the lease.
+        Wait for the lock, at most `timeout` seconds if that was given; return the lease.
 
-        Raises :exc:`~celery_distlock.errors.LockConflictError` if somebody else still has it then.
+        Raises :exc:`~celery_distlock.errors.LockConflictError` if there is still another holder
+        then.
         """
         reply = self._acquire(self._timeout)
         if reply is not None:
@@ -191,7 +200,7 @@ class Lock(KeyLock):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release; say that the lock was lost unless the body has something to say itself."""
+        """Release; raise the loss of the lock unless the body raises something itself."""
         try:
             self._release(succeeded=error is None)
         except LockNotOwnedError:
@@ -202,7 +211,7 @@ class Lock(KeyLock):
 
 
 def _patience(blocking: bool, timeout: float) -> float | None:
-    # As threading.RLock.acquire() does, word for word where it matters to callers.
+    # As threading.RLock.acquire(), word for word where it matters to callers.
     if timeout == -1:
         return None if blocking else 0.0
     if not blocking:

@@ -1,4 +1,4 @@
-"""How keys and other names are told to people: in log lines, states, events, spans and errors."""
+"""How to show keys and other names to people: in log lines, states, events, spans and errors."""
 
 import hashlib
 import re
@@ -18,13 +18,13 @@ __all__ = [
 ]
 
 SHOWN_LENGTH = 200  # characters
-NAMED = 3  # of many, that are named
-PARKED = "parked:"  # what the owner of a key that is reserved for a parked run begins with
-RESTING = "resting:"  # what the run's name begins with for which a key is kept that rests
+NAMED = 3  # the number of names that are listed
+PARKED = "parked:"  # prefix of the owner of a key that is reserved for a parked execution
+RESTING = "resting:"  # prefix of the placeholder execution for which a resting key is reserved
 
 
 def is_resting(owner: str) -> bool:
-    """Whether *owner* stands for nobody: its key rests, and is kept for a run that never comes."""
+    """Whether *owner* is a placeholder: its key rests, and no execution will claim it."""
     return owner.startswith(PARKED + RESTING)
 
 
@@ -50,10 +50,10 @@ def taken_by(owner: str) -> str:
 
 def shown(name: str) -> str:
     """
-    Return *name* as people are told it, which is never long.
+    Return *name* as it is shown to people, with limited length.
 
-    A long one is cut, and followed by the beginning of its SHA-256: of a key, that is the one which
-    its records are named by. What has no UTF-8, from a record that is none of ours, is escaped.
+    A long name is cut, and followed by the beginning of its SHA-256: of a key, this is the hash in
+    the names of its records. Characters without UTF-8, as in foreign records, are escaped.
     """
     if len(name) > SHOWN_LENGTH:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -62,19 +62,19 @@ def shown(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return *text* on one line, without anything that a terminal would obey."""
+    """Return *text* on one line, without control sequences for a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def some_of(names: Sequence[str]) -> str:
-    """Return the first of *names*, and whether there are more."""
+    """Return the first of *names*, with an ellipsis if there are more."""
     return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
 
 
 def unescaped(name: str) -> str:
-    """Return the text that was written in a record with escapes for what records cannot have."""
+    """Return the text of a record with the escapes for unsafe characters undone."""
     return _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), name)
 
 

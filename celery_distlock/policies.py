@@ -1,8 +1,8 @@
 """
-What becomes of a task that finds its key taken.
+What happens to a task that finds its key held.
 
-A policy is a plain object that says what to do about a conflict, which the task's execution then
-does. One of your own is a subclass of :class:`Policy`.
+A policy is a plain object that decides about a conflict; the task's execution carries the decision
+out. To write your own, subclass :class:`Policy`.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ __all__ = [
 
 
 MAX_FACTOR = 1000.0
-FIRST_SHARE = 0.05  # of `Retry.delay`: what is waited for a holder who is late, the first time
+FIRST_SHARE = 0.05  # of `Retry.delay`: the first delay for a holder that is late
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Conflict:
     A conflict over a key, as a policy gets it.
 
     Attributes:
-        key: The key that is taken.
-        holder: Who holds it.
+        key: The key that is held.
+        holder: The name of its holder.
         remaining: Seconds that the holder's lease has left unless it is renewed.
-        attempts: How often this task has been sent again by countdown because of a conflict; not
-            because the store was away.
+        attempts: How often this task has been sent again by countdown because of a conflict, not
+            because of an outage of the store.
     """
 
     key: str
@@ -64,10 +64,12 @@ class Resend:
     Send the task again.
 
     Attributes:
-        delay: In how many seconds.
-        within: Let the store say when the key is likely to be free: in so many seconds at least if
-            its holder has had it for longer than usual, and in so many at most. A store that cannot
-            tell leaves it at *delay*.
+        delay: Seconds until then.
+        within: The least and the most seconds, between which the store may choose the time when the
+            key
+            is likely to be free. The least applies if the holder has had the key for longer than
+                usual.
+            A store that cannot estimate this uses *delay*.
     """
 
     delay: float
@@ -92,7 +94,7 @@ Decision = Park | Resend | Answer | Refuse
 class Policy(ABC):
     """The base of all policies."""
 
-    #: What the store must be able to do; looked at when the worker starts.
+    #: What the store must be able to do; checked when the worker starts.
     needs: frozenset[Ability] = frozenset()
 
     def patience(self, lock_wait: float) -> float:
@@ -101,7 +103,7 @@ class Policy(ABC):
 
     @abstractmethod
     def decide(self, conflict: Conflict) -> Decision:
-        """Say what becomes of the task."""
+        """Decide what happens to the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +121,26 @@ class Retry(Policy):
     """
     Send the task again by countdown; the order of arrival is lost.
 
-    For a store that may forget: the task is never anywhere but with the broker. It comes when its
-    turn is to be expected, by how long the key has been held now and of late, who waits for it, and
-    how many were sent away before. A store that cannot tell (all but Redis with scripts) leaves it
-    to the clock: *delay*, and longer each time, but not much longer than the holder's lease lasts.
+    For a store that may lose its data: the task is always with the broker. It is sent again when
+    its turn is expected, estimated from how long the key has been held now and recently, from the
+    waiters, and from the number of tasks sent away before. A store that cannot estimate this (all
+    but Redis with scripts) uses fixed delays: *delay*, and longer each time, but not much longer
+    than the holder's lease lasts.
 
     Args:
-        delay: Seconds before the first new attempt by the clock. If the store tells the turn, one
-            whose holder takes longer than usual comes again after a twentieth of it, doubled each
-            time up to all of it, or after three quarters of what that has taken, if that is more.
-        factor: What each further delay by the clock is multiplied by.
+        delay: Seconds before the first new attempt by fixed delays. If the store estimates the
+            turn,
+            and the holder takes longer than usual, the task comes again after a twentieth of it,
+            doubled each time up to all of it, or after three quarters of the holder's time so far,
+                if
+            that is more.
+        factor: What each further fixed delay is multiplied by.
         max_delay: Seconds that no delay exceeds. Keep it well below the broker's visibility
-            timeout: Redis delivers a message a second time that waits longer.
-        jitter: Choose each delay by the clock at random between half and all of it, so that tasks
-            that collided do not meet again.
-        turns: False: always by the clock.
+            timeout:
+            Redis delivers a message a second time if it waits longer.
+        jitter: Choose each fixed delay at random between half and all of it, so that tasks that
+            collided do not meet again.
+        turns: False: always use fixed delays.
     """
 
     delay: float = 1.0
@@ -155,13 +162,13 @@ class Retry(Policy):
         _check_flag("Retry(turns)", self.turns)
 
     def decide(self, conflict: Conflict) -> Decision:
-        exponent = min(conflict.attempts, 64)  # more than any patience, and a float has it
+        exponent = min(conflict.attempts, 64)  # more than any delay needs, and a float can hold it
         delay = min(self.max_delay, self.delay * self.factor**exponent)
         if conflict.remaining > 0:
-            # Then the key is free, or its holder has shown that it goes on.
+            # By then the key is free, or its holder has renewed the lease.
             delay = min(delay, conflict.remaining + self.delay)
         spread = clock.jitter(0.5, 1.0) if self.jitter else 1.0
-        # A task that comes for the first few times is as likely to be early as its holder late.
+        # In the first few attempts a task is as likely to be early as its holder is late.
         least = min(self.delay, self.max_delay) * min(1.0, FIRST_SHARE * 2**exponent)
         within = (least * spread, self.max_delay) if self.turns else None
         return Resend(delay * spread, within)
@@ -170,11 +177,11 @@ class Retry(Policy):
 @dataclass(frozen=True, slots=True)
 class Wait(Policy):
     """
-    Block in the worker until the key is free; a pool slot is taken meanwhile.
+    Block in the worker until the key is free; this occupies a pool slot.
 
     Args:
         timeout: Seconds, or None for the task's `lock_wait`.
-        then: What happens when they are over: a policy or its name.
+        then: What happens after that time: a policy or its name.
     """
 
     timeout: float | None = None
@@ -222,7 +229,7 @@ class Fail(Policy):
         return Refuse()
 
 
-NAMES: dict[str, type[Policy]] = {  # what strings stand for
+NAMES: dict[str, type[Policy]] = {  # the policies that strings name
     "requeue": Requeue,
     "retry": Retry,
     "wait": Wait,
@@ -233,10 +240,10 @@ NAMES: dict[str, type[Policy]] = {  # what strings stand for
 
 def resolve(where: str, value: Any) -> Policy:
     """
-    Return the policy that *value*, a name or a policy, stands for.
+    Return the policy that *value* names or is.
 
     Raises:
-        ConfigurationError: It stands for none; *where* says what was being declared.
+        ConfigurationError: *value* is neither; *where* names the declaration.
     """
     if isinstance(value, Policy):
         return value
@@ -253,7 +260,7 @@ def resolve(where: str, value: Any) -> Policy:
 
 
 def may_refuse(policy: Policy) -> bool:
-    """Whether a conflict may fail the task under *policy*; assumed of one that is not ours."""
+    """Whether a conflict may fail the task under *policy*; assumed true of custom policies."""
     if isinstance(policy, Wait):
         return may_refuse(resolve("Wait(then)", policy.then))
     return not isinstance(policy, Requeue | Retry | Skip)

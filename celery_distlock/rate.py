@@ -23,18 +23,20 @@ class Rate:
     """
     How often a key may be taken: at most *limit* times in *per* seconds.
 
-    In no time of that length, by the store's clock, begin more tasks than that, wherever it starts;
-    other than by fixed windows or a token bucket, where up to twice as many may. A start occupies
-    its place from when the key is granted until *per*, and at most 5 ms more, after its task has
-    come for it.
+    No interval of that length, by the store's clock, has more starts than that, wherever it begins.
+    Fixed windows or a token bucket would allow up to twice as many. A start occupies its place from
+    the grant of the key until *per*, and at most 5 ms more, after its task has claimed the key.
 
     Args:
-        limit: How many starts.
+        limit: The number of starts.
         per: Seconds.
-        burst: How many may begin at once, after a pause. 1: they begin at equal distances, but for
-            what workers are late: up to 25 ms is made up for. The distances are up to 3 % longer
-            than *per* / *limit*, in all of *per* 30 ms at most: else one that is late would delay
-            others again and again, each time that it counts no more.
+        burst: The number of starts that are allowed at once after a pause. With 1, starts are
+            evenly
+            spaced, except that up to 25 ms of a worker's delay is made up for. The spacing is up to
+                3 %
+            longer than *per* / *limit*, but at most 30 ms over all of *per*: otherwise one late
+                start
+            would delay others again and again, each time that it leaves the interval.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range.
@@ -47,8 +49,8 @@ class Rate:
     def __post_init__(self) -> None:
         if type(self.limit) is not int or not 1 <= self.limit <= MAX_LIMIT:
             raise ConfigurationError(
-                f"Rate({self.limit!r}): limit is a whole number from 1 to {MAX_LIMIT}: so many"
-                " starts; `celery locks pause` lets nobody enter"
+                f"Rate({self.limit!r}): limit is a number of starts from 1 to {MAX_LIMIT};"
+                " `celery locks pause` stops all new grants"
             )
         if type(self.per) not in (int, float) or not SHORTEST <= self.per <= LONGEST:
             raise ConfigurationError(
@@ -58,22 +60,22 @@ class Rate:
         if type(self.burst) is not int or not 1 <= self.burst <= self.limit:
             raise ConfigurationError(
                 f"Rate({self.limit}, burst={self.burst!r}): burst is a whole number from 1 to the"
-                f" limit, {self.limit}: so many may begin at once"
+                f" limit, {self.limit}: the starts that are allowed at once"
             )
         object.__setattr__(self, "per", float(self.per))
 
     @property
     def microseconds(self) -> int:
-        """How long *per* is, as a store keeps it."""
+        """The length of *per*, as a store keeps it."""
         return round(self.per * 1e6)
 
     @classmethod
     def read(cls, text: str) -> Self:
         """
-        Return what *text* says: starts, a slash, and a time: ``"100/m"``, ``"5/10s"``.
+        Parse *text*: a number of starts, a slash, and a time: ``"100/m"``, ``"5/10s"``.
 
         Raises:
-            ConfigurationError: It says something else.
+            ConfigurationError: *text* has another form.
         """
         parts = _TEXT.fullmatch(text.strip())
         if parts is None:
@@ -101,10 +103,10 @@ RateLike: TypeAlias = str | Rate | Iterable[str | Rate]
 
 def rates_in(given: RateLike | None, where: str) -> tuple[Rate, ...]:
     """
-    Return the rates that a declaration gives: one as a text or a `Rate`, or several.
+    Return the rates of a declaration: one as a text or a `Rate`, or several.
 
     Raises:
-        ConfigurationError: It gives something else, or too many; *where* names who declares.
+        ConfigurationError: It is something else, or has too many; *where* names the declaration.
     """
     if given is None:
         return ()

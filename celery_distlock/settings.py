@@ -1,8 +1,8 @@
 """
-What can be set, its defaults, and what a wrong value is told.
+The settings, their defaults, and the error texts for wrong values.
 
 Values come in layers (a task's options, worker flags, the app's configuration); the first layer
-that names one wins. Knows nothing of Celery: a layer is a mapping with a description.
+that names one wins. This module does not depend on Celery: a layer is a mapping with a description.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,15 +24,15 @@ __all__ = [
     "closest",
 ]
 
-MIN_LEASE = 0.1  # seconds; below it a scheduling pause of a busy machine would lose every lock
+MIN_LEASE = 0.1  # seconds; with less, a scheduling pause of a busy machine would lose every lock
 MAX_LEASE = 30 * 86400.0  # seconds; far below where milliseconds overflow in the store
 MAX_REQUEUES = 1_000_000
-MAX_REPLICAS = 100  # more than any server has: the grant would wait for them in vain
-SHORTEST_SECRET = 16  # characters; what has fewer can be guessed from one signature
+MAX_REPLICAS = 100  # more than any server has, so that a grant would wait for them without effect
+SHORTEST_SECRET = 16  # characters; a shorter one can be guessed from one signature
 
 DEFAULT_PREFIX = "distlock"
 
-# What redis-py, celery-once, celery-singleton, Redisson and others say for it.
+# What redis-py, celery-once, celery-singleton, Redisson and others call it.
 _ELSEWHERE_CALLED = {
     "blocking_timeout": "wait",
     "wait_timeout": "wait",
@@ -56,7 +56,7 @@ VIA = ("broker", "store")
 
 
 class Layer(NamedTuple):
-    """One source of values; *named* is what its messages call them, with ``*`` for the name."""
+    """One source of values; *named* is its form in messages, with ``*`` for the value's name."""
 
     named: str
     values: Mapping[str, Any]
@@ -65,26 +65,30 @@ class Layer(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """
-    Everything that can be set, checked. The durations are seconds.
+    All settings, checked. Durations are in seconds.
 
-    The fields up to `via` can be set for a task (``lock_…``) and for the app
-    (``distlock_…``); the others belong to the app alone.
+    The fields up to `via` can be set for a task (``lock_…``) and for the app (``distlock_…``); the
+    others belong to the app alone.
 
     Attributes:
-        url: Where the locks are. None: where the broker is, or else the results, if that is a
-            Redis or its sentinels.
+        url: Where the locks are. None: at the broker, or else at the result backend, if that is a
+            Redis
+            or its sentinels.
         prefix: What the names of all lock records begin with. Projects that share a server need
-            one each.
+            different ones.
         enabled: False: every task runs without its lock.
-        replicas: How many replicas have to confirm a grant, a renewal and a parked task; up to 100.
-        sweep_interval: Seconds between looks for what a crash has left in the queues. Less finds it
-            sooner; of all workers one looks in each interval.
-        start_without_store: True: a worker starts although the store turns it away, as for a wrong
-            password. One that does not answer never keeps a worker from starting.
+        replicas: The number of replicas that must confirm a grant, a renewal and a parked task; up
+            to
+            100.
+        sweep_interval: Seconds between sweeps for what a crash has left in the queues. A shorter
+            interval finds it sooner; only one of all workers sweeps in each interval.
+        start_without_store: True: a worker starts even if the store rejects it, as for a wrong
+            password. A store that does not answer never keeps a worker from starting.
         warn_held: Seconds after which a worker warns that a task still holds its keys. None: never.
-        secret: Signs what is parked; then nothing else is sent or run. All that park tasks or
-            release locks need the same. A list while it is changed: the first one signs, all are
-            believed, and with a None at its end what is not signed is, too.
+        secret: Signs parked messages; only signed ones are then sent or executed. All processes
+            that
+            park tasks or release locks need the same secret. A list during rotation: the first one
+            signs, all are accepted, and with a None at its end unsigned messages are, too.
     """
 
     key: Any = DEFAULT_TEMPLATE
@@ -116,7 +120,7 @@ class Settings:
 
         Raises:
             ConfigurationError: A value is of the wrong type or out of range; the message names the
-                value, the place it comes from and what would be right.
+                value, its source and what is allowed.
         """
         chosen = {}
         for name, check in _CHECKS.items():
@@ -128,13 +132,13 @@ class Settings:
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """Return the end of a message about an unknown *name*: the nearest right one, or all."""
+    """Return the end of a message about an unknown *name*: the nearest known one, or all."""
     close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """As `closest`, of settings: also by what others call the same thing."""
+    """Like `closest`, for settings: also considers the names that other libraries use."""
     lowered = name.lower()
     for other, ours in _ELSEWHERE_CALLED.items():
         begin = lowered.removesuffix(other)
@@ -212,7 +216,7 @@ def _url(name: str, value: Any) -> str | None:
 
 
 def _secrets(name: str, value: Any) -> tuple[str | None, ...]:
-    """Return what signs, and after it what is believed besides; never shown, be it right or not."""
+    """Return the signing secret, then the others that are accepted; messages never show them."""
     given = tuple(value) if isinstance(value, list | tuple) else (value,)
     *before, last = given or (None,)
     secrets = [*before, last] if last is not None else before
@@ -274,20 +278,20 @@ TASK_ONLY = ("unique",)  # without a default for the whole app
 
 
 def check_wait(value: Any, name: str = "wait") -> float:
-    """Return *value* as seconds to wait; raise :exc:`ConfigurationError` if it cannot be that."""
+    """Return *value* as seconds to wait; raise :exc:`ConfigurationError` if it is not valid."""
     return float(_CHECKS["wait"](name, value))
 
 
 def check_lease(value: Any, name: str = "lease") -> float:
-    """Return *value* as a lease in seconds; raise :exc:`ConfigurationError` if it cannot be one."""
+    """Return *value* as a lease in seconds; raise :exc:`ConfigurationError` if it is not valid."""
     return float(_CHECKS["lease"](name, value))
 
 
 def check_prefix(value: Any, name: str = "prefix") -> str:
-    """Return *value* as what records' names begin with; raise :exc:`ConfigurationError` if not."""
+    """Return *value* as a prefix of record names; raise :exc:`ConfigurationError` if not valid."""
     return str(_CHECKS["prefix"](name, value))
 
 
 def check_via(value: Any, name: str = "lock_via") -> str:
-    """Return *value* as a way for calls; raise :exc:`ConfigurationError` if there is no such."""
+    """Return *value* as a way to send calls; raise :exc:`ConfigurationError` if not valid."""
     return str(_CHECKS["via"](name, value))

@@ -1,31 +1,29 @@
 """
-What happens to locks and parked tasks, for receivers of one's own.
+Signals about locks and parked tasks, for your own receivers.
 
 Connect to them as to Celery's signals. The sender is the task, or the
-:class:`~celery_distlock.Lock`; every signal has the keyword argument ``key``. They are sent from
-where it happens, and what the watchdog finds, a renewal and most losses, from a thread of its own,
-so that it may come after the release. A receiver that raises is logged and otherwise ignored; one
-that hangs holds up those, and further ones are dropped when 10,000 wait.
+:class:`~celery_distlock.Lock`; every signal has the keyword argument ``key``. Signals are sent from
+the code that causes them. Those of the watchdog, renewals and most losses, are sent from a separate
+thread, so that they may arrive after the release. A receiver that raises is logged and otherwise
+ignored; one that hangs delays the watchdog's signals, which are dropped once 10,000 wait.
 
 ==================  ============================================================================
-signal              further arguments
-==================  ============================================================================
-``lock_acquired``   ``token``, ``holder``, ``waited`` (seconds since it was first asked for),
-                    ``units``, ``capacity`` (1 and 1: alone; capacity 0: beside any number)
+signal              further arguments ==================
+============================================================================ ``lock_acquired``
+``token``, ``holder``, ``waited`` (seconds since the first request),
+                    ``units``, ``capacity`` (1 and 1: exclusive; capacity 0: any number)
 ``lock_changed``    ``token``, ``holder``, ``units``, ``capacity``: an upgrade, or a downgrade
 ``lock_conflict``   ``holder``, ``remaining`` (seconds); before the policy is applied
-``lock_renewed``    ``token``, ``holder``
-``lock_lost``       ``token``, ``holder``, ``reason``, ``held`` (seconds)
-``lock_released``   ``token``, ``holder``, ``held`` (seconds)
-``lock_freed``      ``holder``, ``reason``; not by its holder: its process is gone, or an operator
-``task_parked``     ``task_id``, ``holder``, ``place`` (0 is next)
-``task_woken``      ``task_id``, ``waited`` (seconds); it has its key and is about to run
-``task_dropped``    ``task_id``; an operator has taken it out of the queue
-``task_joined``     ``task_id``; a call was not sent, as that task like it is there
-``task_updated``    ``task_id``; likewise, and that task has the call's arguments now
+``lock_renewed``    ``token``, ``holder`` ``lock_lost``       ``token``, ``holder``, ``reason``,
+``held`` (seconds) ``lock_released``   ``token``, ``holder``, ``held`` (seconds) ``lock_freed``
+``holder``, ``reason``; not by its holder: its process is gone, or an operator ``task_parked``
+``task_id``, ``holder``, ``place`` (0 is next) ``task_woken``      ``task_id``, ``waited``
+(seconds); it has its key and is about to run ``task_dropped``    ``task_id``; an operator has
+removed it from the queue ``task_joined``     ``task_id``; a call was not sent, as that equal task
+is pending ``task_updated``    ``task_id``; as above, and that task has the call's arguments now
 ==================  ============================================================================
 
-Where a task is the sender, the ``lock_`` signals have its ``task_id``, too. The sender of
+If a task is the sender, the ``lock_`` signals also have its ``task_id``. The sender of
 ``lock_freed`` is the app, and that of ``task_dropped`` may be.
 """
 
@@ -76,7 +74,7 @@ observers: list[Callable[[str, Any, Store, dict[str, Any]], None]] = []
 
 def send(name: str, sender: object, store: Store, /, **facts: object) -> None:
     """
-    Send the signal *name*; costs little where nobody subscribed.
+    Send the signal *name*; cheap if it has no receivers.
 
     Observers also get the *store* where it happened.
     """

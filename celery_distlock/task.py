@@ -1,4 +1,4 @@
-"""`LockedTask`: the class that a task is declared with."""
+"""`LockedTask`: the base class of locked tasks."""
 
 import functools
 import inspect
@@ -55,14 +55,14 @@ class Sending(_Task):
             shadow=None,
             **options,
         ):
-            """Send a call: by the broker, or through the lock store, as ``lock_via`` says."""
+            """Send a call by the broker or through the lock store, according to ``lock_via``."""
             options.update(task_id=task_id, link=link, link_error=link_error, shadow=shadow)
             apply = super().apply_async
             result = sending.apply_async(self, apply, args, kwargs, producer, options)
             return call_rules.with_joined(result)
 
         def apply(self, *args, **options):
-            """Run a call here, as Celery's `apply` does; there is nothing to send."""
+            """Run a call here, as Celery's `apply` does; nothing is sent."""
             take_call_options(self, options, by_celery=False)
             return super().apply(*args, **options)
 
@@ -78,32 +78,38 @@ class LockedTask(Sending):
 
     Options:
         lock_key: A template over the task's parameters, or a :class:`~celery_distlock.Key`, which
-            says also how many may have it at once; or a list of these: all are taken, or none; or a
+            also
+            limits how many may hold it at once; or a list of these: all are taken, or none; or a
             callable with the task's own parameters that returns a key, a list of keys, or None to
             run unlocked.
         lock_on_conflict: ``"requeue"``, ``"retry"``, ``"wait"``, ``"skip"``, ``"fail"``, or an
             object of :mod:`celery_distlock.policies`.
-        lock_wait: Seconds that ``"wait"``, and a call without a message, wait for a taken key.
-        lock_lease: Seconds that the lock outlives its holder's last sign of life. More survives
-            longer pauses of a process; less lets others in sooner after a crash.
+        lock_wait: Seconds that ``"wait"``, and a call without a message, wait for a held key.
+        lock_lease: Seconds that the lock outlives its holder's last sign of life. A longer lease
+            survives longer pauses of a process; a shorter one admits others sooner after a crash.
         lock_watchdog: True: the lease is renewed while the task runs. False: never.
-        lock_max_hold: Seconds after which it is renewed no more; None: no limit.
+        lock_max_hold: Seconds after which renewal stops; None: no limit.
         lock_on_lost: ``"abort"`` raises :exc:`~celery_distlock.errors.LockLostError` inside a task
-            whose lock is lost; ``"requeue"`` likewise, and then the task goes back to the end of
-            its key's queue; ``"warn"`` logs and signals only. A run that is aborted has not ended:
-            a second delivery of it that waits runs.
+            whose lock is lost; ``"requeue"`` does the same, and then puts the task at the end of
+            its key's queue; ``"warn"`` only logs and signals. An aborted execution has not
+                completed:
+            a second delivery of it that waits is executed.
         lock_on_failure: ``"release"``, or ``"requeue"``: a failed task goes back to the end of its
             key's queue.
         lock_max_requeues: How often a task that lost its lock, or failed, may go back there; each
             attempt of ``self.retry()`` as often.
-        lock_on_outage: The lock store does not answer: ``"retry"`` later, ``"fail"``, or
+        lock_on_outage: What to do if the lock store does not answer: ``"retry"`` later, ``"fail"``,
+            or
             ``"run"`` unlocked.
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.
-        lock_via: ``"broker"``; or ``"store"``: a call joins its key's queue as it is sent, and goes
-            to the broker when it may start. One call's own: ``apply_async(args, lock_via=...)``.
-        lock_unique: What becomes of a call while one like it is there: ``"started"``,
-            ``"finished"``, seconds, or a :class:`~celery_distlock.unique.Unique`; None: it is sent.
-            Such calls go through the store. ``apply_async(args, lock_unique=None)`` sends one.
+        lock_via: ``"broker"``; or ``"store"``: a call joins its key's queue when it is sent, and
+            goes
+            to the broker when it may start. To set it for one call: ``apply_async(args,
+            lock_via=...)``.
+        lock_unique: How long a call counts as a duplicate of an equal one: ``"started"``,
+            ``"finished"``, seconds, or a :class:`~celery_distlock.unique.Unique`; None: never.
+            Such calls go through the store. ``apply_async(args, lock_unique=None)`` sends one
+                anyway.
 
     Raises:
         ConfigurationError: An option is unknown or wrong; when the task is declared.
@@ -148,7 +154,7 @@ class LockedTask(Sending):
 
     @property
     def lock(self) -> Lease:
-        """What this task holds while it runs; false, and without keys, if that is nothing."""
+        """What this task holds while it runs; false, and without keys, if it holds nothing."""
         return lease_of(self)
 
     def key_for(self, *args: Any, **kwargs: Any) -> str | Key:
@@ -158,8 +164,8 @@ class LockedTask(Sending):
         Arguments that `lock_key` does not name may be left out, unless Pydantic validates them
         (``pydantic=True``). The key is the same however the call is sent, and neither store nor
         broker is asked. It has the terms of `lock_key`, so a plain key is a text; but not the
-        period of a :class:`~celery_distlock.unique.Throttle`. The prefix is the store's, and not
-        in it.
+        period of a :class:`~celery_distlock.unique.Throttle`. It does not include the prefix, which
+        is the store's.
 
         Raises:
             TypeError: The arguments do not fit the task.
@@ -178,7 +184,7 @@ class LockedTask(Sending):
         """
         Return the keys that a call with these arguments takes, in the order of their texts.
 
-        That is the order in which to take them one by one, too. Empty: the call runs unlocked. Each
+        That is also the order in which to take them one by one. Empty: the call runs unlocked. Each
         is as :meth:`key_for` returns it, and so are the errors.
         """
         plan = Runtime.of(self.app).plan_of(self)
@@ -198,7 +204,7 @@ class LockedTask(Sending):
                 self.request.headers = Context(*args, **kwargs).headers
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
+        """Run the task under its lock; the worker, ``apply()`` and direct calls all come here."""
         nested = note_call(self)
         runtime = Runtime.of(self.app)
         plan = runtime.plan_of(self)
@@ -223,15 +229,15 @@ class LockedTask(Sending):
                 return former.run(lambda: execution().run(body))
             return execution().run(body)
         except Postponed as postponed:
-            # Celery copies and formats its traceback, frame by frame, for nobody.
+            # Celery would copy and format its traceback, frame by frame, without any use for it.
             raise postponed.with_traceback(None) from None
 
 
 def _leave_keys(sender: Any, **_: Any) -> None:
     """
-    Have the store neither send a run nor keep its key, before a task that is locked no more.
+    Drop the store's reservations for an execution, before a task that is no longer locked.
 
-    Its message has been there, by a process that knew the task as a locked one.
+    A process that knew the task as locked had put its message there.
     """
     request, runtime = sender.request, Runtime.known(sender.app)
     if isinstance(sender, LockedTask) or runtime is None or HEADER not in vars(request):
@@ -251,7 +257,7 @@ def _names(task: type[LockedTask], app: Celery) -> list[str]:
     if name is not None and getattr(task, "_decorated", False):
         return [name]
     # `register_task` takes instances, and names those whose class has no name. Not `app.tasks`,
-    # which declares all that is to be declared yet.
+    # which declares all tasks that are still pending.
     registered: Mapping[str, Any] = app._tasks  # type: ignore[attr-defined]
     names = [each.name for each in list(registered.values()) if type(each) is task]
     return names or ([] if name is None else [name])
@@ -289,7 +295,7 @@ def _detour(task: type[LockedTask], name: str) -> str:
     Return which class of *task* has a ``__call__`` that seems to take no lock; empty: none.
 
     Raises:
-        ConfigurationError: That class is no `LockedTask`, comes before it, and runs the task.
+        ConfigurationError: That class is not a `LockedTask`, comes before it, and runs the task.
     """
     detours = list(_detours(task))
     for base in detours:
@@ -306,7 +312,7 @@ def _detour(task: type[LockedTask], name: str) -> str:
 def _detours(task: type[LockedTask]) -> Iterator[type[Any]]:
     for base in task.__mro__[: task.__mro__.index(LockedTask)]:
         code = _code_of(base)
-        # What it calls is known only when it runs; that it has no super() to call is known now.
+        # What it calls is known only when it runs; that it cannot call super() is known now.
         if code and "__class__" not in code.co_freevars and "__call__" not in code.co_names:
             yield base
 

@@ -17,20 +17,20 @@ __all__ = ["Template", "has_address", "unfilled_in"]
 WIDEST = 10_000  # characters that a format in a template may ask for
 
 _ROOT = re.compile(r"[^.\[]*")
-# What other languages, and slips, write for a field; with its name, if it has one.
+# What other languages use for a field, or what slips produce; with its name, if any.
 _UNFILLED = re.compile(
     r"\{([^\W\d]\w*)(?:[.\[!:][^{}]*)?\}"  # of an f-string, or of doubled braces
     r"|%\((\w+)\)[a-z]|%[sdr](?!\w)"
     r"|\$\{?([^\W\d]\w*)|<([^\W\d]\w*)>"
 )
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")  # in the text of an object without one
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")  # in the repr of an object without its own
 _CONVERSIONS: Mapping[str | None, Callable[[Any], Any] | None] = {
     None: None,
     "r": repr,
     "s": str,
     "a": ascii,
 }
-# By the type that an argument has after a message, what it may have been, and what to write then.
+# By the type that an argument has after a message: what it may have been, and what to write.
 _ARRIVES_AS = {
     str: "an enum arrives as its value: write {%s}",
     int: "an enum arrives as its value: write {%s}",
@@ -42,7 +42,7 @@ _Step = tuple[Callable[[Any, Any], Any], Any]
 
 
 class _Field(NamedTuple):
-    """A text, and the field behind it if there is one."""
+    """A text, and the field after it, if any."""
 
     text: str
     name: str | None = None  # as it is written
@@ -110,12 +110,12 @@ class Template:
         if not text:
             raise ConfigurationError(f"task {task}: {option} is an empty template")
         self.key = named if isinstance(named, Key) else Key(text)
-        # A constant key may have any name; what is alike is named by what differs.
+        # A constant key may have any name; `by` of a rule names a parameter.
         bare = option != "lock_key" and not self.reads and text in parameters
         self._warn_of_unfilled(list(signature.parameters), [(text, text)] * bare)
 
     def _warn_of_unfilled(self, parameters: list[str], bare: list[tuple[str, str]]) -> None:
-        """Warn of what looks as a field and is none, so that more calls than meant have one key."""
+        """Warn of text that looks like a field and is none, so that too many calls have one key."""
         pieces = (each.text + ("" if each.name is None else "\0") for each in self._fields)
         matches = _UNFILLED.finditer("".join(pieces))
         found = [(match[0], match[match.lastindex or 0]) for match in matches] + bare
@@ -169,12 +169,12 @@ class Template:
 
 
 def has_address(text: str) -> bool:
-    """Whether *text* has that of an object without one, which differs in each process."""
+    """Whether *text* contains an object's address, which differs in each process."""
     return _ADDRESS.search(text) is not None
 
 
 def unfilled_in(key: str) -> str:
-    """Return what looks as a field of a template in a *key*, which is none; or nothing."""
+    """Return the part of a *key* that looks like an unfilled field of a template; or nothing."""
     match = _UNFILLED.search(key) if "{" in key or "%" in key else None
     return match[0] if match and match[0][0] in "{%" else ""
 
@@ -199,7 +199,7 @@ def _field(text: str, name: str | None, spec: str | None, conversion: str | None
 
 
 class _Recorder:
-    """Has every attribute and every item, and notes each step to them."""
+    """Accepts every attribute and every item, and records each access."""
 
     def __init__(self, steps: list[_Step]) -> None:
         object.__setattr__(self, "steps", steps)
@@ -214,7 +214,7 @@ class _Recorder:
 
 
 def _check_spec(spec: str) -> None:
-    """Raise :exc:`ValueError` for what would let a call's arguments, or a slip, fill the memory."""
+    """Raise :exc:`ValueError` for a format with which a call's arguments could fill the memory."""
     if "{" in spec:
         raise ValueError(f"the format {spec!r} is made from an argument; write the number itself")
     if any(int(number) > WIDEST for number in re.findall(r"\d+", spec)):

@@ -51,10 +51,10 @@ OnConflict = Literal["requeue", "retry", "wait", "skip", "fail"]
 
 class TaskOptions(TypedDict, total=False):
     """
-    What can be said of a locked task: its lock, see :class:`LockedTask`, and Celery's own options.
+    The options of a locked task: its lock, see :class:`LockedTask`, and Celery's own options.
 
-    A checker cannot compare a `lock_key` that is callable with the task's parameters, for it would
-    then take them from the key; the declaration does that at run time.
+    A type checker cannot compare a callable `lock_key` with the task's parameters, because it would
+    infer the parameters from the key; the declaration does that at run time.
     """
 
     lock_key: (
@@ -118,7 +118,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """What `TypedTask.apply_async` can be told of one call, besides its first parameters."""
+    """The options of one call for `TypedTask.apply_async`, in addition to its first parameters."""
 
     countdown: float
     eta: datetime
@@ -144,7 +144,7 @@ class CallOptions(TypedDict, total=False):
 if TYPE_CHECKING:
 
     class CallResult(AsyncResult[R_co]):
-        """What a call returns: `joined` says whether it is the result of another call, like it."""
+        """What a call returns: `joined` is whether it is the result of another, equal call."""
 
         joined: bool
 
@@ -152,9 +152,9 @@ if TYPE_CHECKING:
         """
         A :class:`LockedTask` whose function takes the parameters P and returns R.
 
-        For annotations, as in ``TypedTask[[str, int], None]``; as a program runs, it stands for
-        `LockedTask`. `s()` takes any arguments, because those of a chain come later; and so does
-        `key_for()`, because those that the key does not name may be left out.
+        For annotations, as in ``TypedTask[[str, int], None]``; at run time it is `LockedTask`.
+        `s()` takes any arguments, because those of a chain come later. `key_for()` does so because
+        those that the key does not name may be left out.
         """
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...

@@ -1,9 +1,9 @@
 """
-Call rules: what becomes of a call while one like it is on its way; for ``lock_unique``.
+Call rules: what happens to a call while an equal one is pending; for ``lock_unique``.
 
-Alike are calls of one key, and of one *identity* there: by default, calls of one task with equal
-arguments. An identity lives exactly as long as its run: there is nothing to give back, and nothing
-that could be left behind by a process that dies.
+Calls are equal if they have the same key and, under that key, the same *identity*: by default,
+calls of one task with equal arguments. An identity lives exactly as long as its execution: there is
+nothing to release, and a process that dies can leave nothing behind.
 """
 
 import enum
@@ -25,7 +25,7 @@ ON_OUTAGE = ("send", "raise")
 _SECONDS = f"seconds above 0 and up to {MAX_LEASE:.0f}"
 
 
-class _Nothing(enum.Enum):  # of which there is one, in copies of a rule, too
+class _Nothing(enum.Enum):  # a single one, in copies of a rule, too
     NOTHING = enum.auto()
 
     def __repr__(self) -> str:
@@ -38,34 +38,43 @@ NOTHING: Any = _Nothing.NOTHING
 @dataclass(frozen=True, slots=True)
 class Unique:
     """
-    A call is not sent while one like it is there.
+    Do not send a call while an equal one is pending.
 
-    What canvas waits for is never taken for a second one: a call that brings its own task id, as
-    members of chains, groups and chords do, or has a ``link`` or ``link_error``. It is sent, and no
-    update changes its message. A call is sent, too, if the one that is there has not begun, and has
-    less than half the time until it expires, or ignores a result that this one wants.
+    Calls that canvas waits for are never treated as duplicates: those that bring their own task id,
+    as members of chains, groups and chords do, or have a ``link`` or ``link_error``. They are sent,
+    and no update changes their messages. A call is also sent if the pending one has not begun and
+    has less than half the time until it expires, or if that one ignores a result that this call
+    wants.
 
     Args:
-        until: ``"started"``: one like it waits, and one that comes while it runs is another one. So
-            at most one runs and one waits, and no change is lost. ``"finished"``: it waits or runs,
-            with its retries. A number: it was sent within so many seconds, whatever has become of
-            it; or it still waits.
-        duplicate: ``"join"``: the caller gets the result of the one that is there. ``"update"``:
-            likewise, and if that waits it gets this call's arguments, headers, expiry and delay,
-            and keeps its id and its place; if it is on its way already, or has been, this one is
-            sent. What comes while it runs is judged by `until`.
+        until: ``"started"``: the pending call waits; one that comes while it runs is a new one. So
+            at
+            most one runs and one waits, and no change is lost. ``"finished"``: it waits or runs,
+                with
+            its retries. A number: it was sent within that many seconds, whatever its state; or it
+                still
+            waits.
+        duplicate: ``"join"``: the caller gets the result of the pending call. ``"update"``: as
+            ``"join"``, and a pending call that waits gets this call's arguments, headers, expiry
+                and
+            delay, and keeps its id and its position; if it is already dispatched, or has been, this
+            call is sent. A call that comes while it runs is judged by `until`.
             ``"raise"``: :exc:`~celery_distlock.errors.DuplicateTaskError`.
-        by: What is alike among the task's calls for one key: a template over its parameters. None:
-            where calls are updated, all of them; else those with equal arguments.
-        result: The result of a message that turns out to be a second one only when it comes to a
-            worker, as it was not sent by the task's own code (``send_task``, a beat without it,
-            another language). If it is not given, its state is ``REVOKED``. Where calls are
-            updated, such a message runs.
-        on_outage: The store does not answer a call: ``"send"`` it by the broker, without this rule;
-            or ``"raise"`` :exc:`~celery_distlock.errors.StoreUnavailableError`.
+        by: What makes the task's calls for one key equal: a template over its parameters. None: all
+            of
+            them if `duplicate` is ``"update"``, else those with equal arguments.
+        result: The result of a message that turns out to be a duplicate only in a worker, because
+            the
+            task's own code did not send it (``send_task``, a beat without it, another language). If
+                it
+            is not given, the message's state is ``REVOKED``. If `duplicate` is ``"update"``, such a
+            message is executed.
+        on_outage: What to do if the store does not answer a call: ``"send"`` it by the broker,
+            without
+            this rule; or ``"raise"`` :exc:`~celery_distlock.errors.StoreUnavailableError`.
 
     Raises:
-        ConfigurationError: One of them is something else.
+        ConfigurationError: An argument is something else.
     """
 
     until: Until = "started"
@@ -85,28 +94,28 @@ class Unique:
 
     @property
     def all_alike(self) -> bool:
-        """Whether all calls of the task for one key are alike, if `by` does not say."""
+        """Whether all calls of the task for one key are equal, unless `by` is given."""
         return self.duplicate == "update"
 
 
 @dataclass(frozen=True, slots=True)
 class Debounce:
     """
-    Calls that come shortly one after the other are one run, with the arguments of the last one.
+    Combine calls that come in quick succession into one execution, with the last arguments.
 
     It starts *delay* seconds after the last call, and *max_delay* seconds after the first one at
-    the latest, as soon as its key is free then. A call that comes while it runs begins another one.
-    What canvas waits for is sent at once, as for `Unique`; a call's own countdown goes before all
-    that the rule says of times. The calls of one task for one key are alike.
+    the latest, as soon as its key is then free. A call that comes while it runs begins another one.
+    Calls that canvas waits for are sent immediately, as for `Unique`. A call's own countdown takes
+    precedence over all times of the rule. The calls of one task for one key are equal.
 
     Args:
         delay: Seconds.
         max_delay: Seconds; None: ten times *delay*.
-        leading: True: the first call after a quiet time, of *delay* seconds, starts at once, and
-            only what comes then is put off.
+        leading: True: the first call after a quiet time of *delay* seconds starts immediately, and
+            only calls after it are delayed.
 
     Raises:
-        ConfigurationError: One of them is something else.
+        ConfigurationError: An argument is something else.
     """
 
     delay: float
@@ -126,7 +135,7 @@ class Debounce:
 
     @property
     def most(self) -> float:
-        """How long after the first call it starts at the latest."""
+        """Seconds from the first call to the latest start."""
         return 10 * self.delay if self.max_delay is None else self.max_delay
 
     by = None
@@ -140,26 +149,28 @@ class Debounce:
 @dataclass(frozen=True, slots=True)
 class Throttle:
     """
-    Of calls that come often, one is started in each *period*, at once or when it is over.
+    Start one of frequent calls in each *period*, immediately or at its end.
 
-    A call starts at once if none has in the last *period* seconds, as soon as its key is free. One
-    that comes sooner starts when they are over, with the arguments of the last call until then,
-    which are all one run; or it is that earlier one, see *trailing*. The calls of one task for one
-    key are alike, or without *trailing* those with equal arguments.
+    A call starts immediately, as soon as its key is free, if none has in the last *period* seconds.
+    A call that comes sooner starts at the end of the period, with the arguments of the last call
+    until then: all of these are one execution. Without *trailing* it is a duplicate of the earlier
+    call. The calls of one task for one key are equal, or without *trailing* those with equal
+    arguments.
 
-    The period is a rate of the key, ``Rate(1, per=period)``: it is counted from when a task has
-    come for its key, however long its message travelled, and a start that comes to nothing is none.
-    As any rate it counts all tasks that have a rate at that key, so a task that is throttled is to
-    have a key of its own; and a retry is a start. What canvas waits for is never taken for a second
-    call, as for `Unique`: all of them run, a period apart.
+    The period is a rate of the key, ``Rate(1, per=period)``. It counts from when a task has claimed
+    its key, however long its message was in flight, and a start that does not happen does not
+    count. As any rate it counts all tasks that have a rate at that key, so a throttled task needs a
+    key of its own; and a retry is a start. Calls that canvas waits for are never treated as
+    duplicates, as for `Unique`: all of them run, a period apart.
 
     Args:
         period: Seconds.
-        trailing: False: a call that comes within *period* of one like it, or while that waits, is
-            that one: its caller gets the result of it, and nothing starts later.
+        trailing: False: a call that comes within *period* of an equal one, or while that waits, is
+            a
+            duplicate: its caller gets the result of the other one, and nothing starts later.
 
     Raises:
-        ConfigurationError: One of them is something else.
+        ConfigurationError: An argument is something else.
     """
 
     period: float
@@ -183,17 +194,17 @@ class Throttle:
 
     @property
     def all_alike(self) -> bool:
-        """Whether all calls of the task for one key are alike."""
+        """Whether all calls of the task for one key are equal."""
         return self.trailing
 
     @property
     def until(self) -> Until:
-        """How long another call is a second one, as `Unique` has it."""
+        """How long another call is a duplicate, as in `Unique`."""
         return "started" if self.trailing else self.period
 
     @property
     def duplicate(self) -> str:
-        """What becomes of that, likewise."""
+        """What happens to a duplicate, as in `Unique`."""
         return "update" if self.trailing else "join"
 
     result = NOTHING
@@ -208,7 +219,7 @@ def rule_of(name: str, value: Any) -> CallRule | None:
     Return *value*, a task's ``lock_unique``, as a rule; None: there is none.
 
     Raises:
-        ConfigurationError: It is none; *name* says where.
+        ConfigurationError: It is not a rule; *name* is the option's name.
     """
     if value is None or isinstance(value, CallRule):
         return value

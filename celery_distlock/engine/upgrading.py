@@ -135,7 +135,7 @@ class UpgradeWaiter:
             try:
                 reply = self._store.units.downgrade(hold.key, hold.owner, lease)
             except StoreError as error:
-                words = "%r admits no caller until its holder, which gave up an upgrade, releases it: %s"
+                words = "an abandoned upgrade of %r keeps other callers out until its release: %s"
                 logger.warning(words, shown(hold.key), error)
                 return
             self._store.dispatch(reply.wake)
