@@ -49,8 +49,8 @@ class Rate:
     def __post_init__(self) -> None:
         if type(self.limit) is not int or not 1 <= self.limit <= MAX_LIMIT:
             raise ConfigurationError(
-                f"Rate({self.limit!r}): limit is a number of starts from 1 to {MAX_LIMIT};"
-                " `celery locks pause` stops all new grants"
+                f"Rate({self.limit!r}): limit is a whole number from 1 to {MAX_LIMIT}, the"
+                " number of starts; `celery locks pause` stops all new grants"
             )
         if type(self.per) not in (int, float) or not SHORTEST <= self.per <= LONGEST:
             raise ConfigurationError(

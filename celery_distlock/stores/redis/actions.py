@@ -1,4 +1,4 @@
-"""The record of what operators do to a key, in a store over Redis."""
+"""The record of operators' actions on a key, in a store over Redis."""
 
 import json
 import re
@@ -22,8 +22,8 @@ from .parts import Part, Reach
 
 __all__ = ["RedisAudit"]
 
-MOST_REMEMBERED = 1000  # losses whose causes are known and were not asked for
-PATIENCE = 0.5  # seconds for a look why renewals were refused
+MOST_REMEMBERED = 1000  # known causes of losses that no caller has asked for yet
+PATIENCE = 0.5  # seconds to look up why renewals were refused
 _ENTRY = re.compile(r"(\d{1,16}) (\{.*\})", re.DOTALL)  # as in act.lua
 
 
@@ -64,9 +64,9 @@ class RedisAudit(Part, Audit):
 
     def note_causes(self, lost: Sequence[Ownership], deadline: float) -> None:
         """
-        Look up why *lost* were lost, and remember it for `why_lost`; no error, and no long wait.
+        Look up why *lost* were lost, and keep it for `why_lost`; raises nothing, and is brief.
 
-        It is a request of its own: while a slot is moved, one on two records is refused.
+        This is a separate request: while a slot is moved, a request on two records is refused.
         """
         patience = min(PATIENCE, deadline - clock.monotonic())
         if not lost or patience <= 0:
@@ -87,7 +87,7 @@ def _cause(owner: str, actions: Sequence[Action]) -> str:
 
 
 def _read(entries: Sequence[bytes]) -> list[Action]:
-    """Return the actions of *entries*, without those that are not ours."""
+    """Return the actions of *entries*, without foreign ones."""
     found = (_ENTRY.fullmatch(text(entry)) for entry in entries)
     return [action for each in found if each and (action := _action(int(each[1]), each[2]))]
 

@@ -1,4 +1,4 @@
-"""What is read from servers' answers: named fields, texts, tokens, times, and woken runs."""
+"""Parse servers' answers: named fields, texts, tokens, times, and woken executions."""
 
 import contextlib
 import json
@@ -25,15 +25,15 @@ __all__ = [
     "want_of",
 ]
 
-EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
+EXACT = 2**53  # microseconds; no time or token of ours is above it
 
 
 def text(value: bytes | None) -> str:
     """
-    Return what a server says as text; of nothing, the empty one.
+    Return a server's answer as text; an empty one for None.
 
-    What is no UTF-8 was written by somebody else. It goes back as it came, so that it can be
-    released and dropped.
+    Text that is not UTF-8 was written by other software. It is sent back unchanged, so that it can
+    be released and dropped.
     """
     return value.decode("utf-8", "surrogateescape") if value else ""
 
@@ -44,7 +44,7 @@ def is_ours(name: str) -> bool:
 
 
 def token_of(value: bytes | None) -> int:
-    """Return the token that a record tells; 0 if it tells none, `UNREADABLE` if it is spoilt."""
+    """Return the token of a record; 0 if it has none, `UNREADABLE` if it is corrupt."""
     if not value:
         return 0
     if value.isdigit() and len(value) <= len(str(EXACT)) and (token := int(value)) < EXACT:
@@ -53,7 +53,7 @@ def token_of(value: bytes | None) -> int:
 
 
 def since_of(value: bytes | float | None) -> float:
-    """Return the seconds of a time in microseconds; 0: there is none that is one of anything."""
+    """Return a time in microseconds as seconds; 0 if it is missing or cannot be a time of ours."""
     try:
         micros = float(value or 0)
     except ValueError:
@@ -62,26 +62,26 @@ def since_of(value: bytes | float | None) -> float:
 
 
 def micros_of(now: Sequence[bytes]) -> int:
-    """Return the time that a server tells (``TIME``), in µs."""
+    """Return a server's time (``TIME``) in µs."""
     seconds, rest = now
     return int(seconds) * 1_000_000 + int(rest)
 
 
 def seconds_of(now: Sequence[bytes]) -> float:
-    """Return the time that a server tells, in seconds."""
+    """Return a server's time (``TIME``) in seconds."""
     return micros_of(now) / 1e6
 
 
 def want_of(written: bytes | None) -> Want:
-    """Return how much one wants that waits, as units.lua has written it."""
+    """Return the amount that a waiter wants, as units.lua has written it."""
     return Want.read(text(written)) or ALONE
 
 
 class Fields:
     """
-    Named fields of a script's answer; a field that is not there is empty, or 0.
+    Named fields of a script's answer; a missing field is empty, or 0.
 
-    What is of another type than is asked for raises an error, as `Reading` expects.
+    A value of another type than requested raises an error, as `Reading` expects.
     """
 
     __slots__ = ("_found",)
@@ -93,7 +93,7 @@ class Fields:
 
     @classmethod
     def read(cls, written: bytes) -> "Fields":
-        """Return the fields of an answer that has nothing else."""
+        """Return the fields of an answer that consists only of fields."""
         return Fields(json.loads(text(written)))
 
     def text(self, name: str) -> str:
@@ -104,7 +104,7 @@ class Fields:
         return value
 
     def raw(self, name: str) -> bytes:
-        """Return a text as the bytes that it was."""
+        """Return a text as its original bytes."""
         return self.text(name).encode("utf-8", "surrogateescape")
 
     def number(self, name: str) -> int:
@@ -119,7 +119,7 @@ class Fields:
         return self.number(name) / 1000 if name in self._found else None
 
     def flag(self, name: str) -> bool:
-        """Whether a field says yes."""
+        """Whether a field is true."""
         return self._found.get(name) is True
 
     def texts(self, name: str) -> list[str]:
@@ -130,12 +130,12 @@ class Fields:
         return found
 
     def each(self, name: str) -> "list[Fields]":
-        """Return what a list has, each of which has fields of its own."""
+        """Return the items of a list, each with its own fields."""
         return list(map(Fields, self._found.get(name, ())))
 
 
 class Answer(Fields):
-    """Those of a whole answer: a JSON object, and the envelopes of the runs that were woken."""
+    """The fields of a whole answer: a JSON object, then the envelopes of woken executions."""
 
     __slots__ = ("_envelopes",)
 
@@ -145,11 +145,11 @@ class Answer(Fields):
 
     @property
     def opens(self) -> float | None:
-        """The seconds until time alone lets a request in; None: it does not."""
+        """The seconds until time alone admits a request; None: it does not."""
         return self.seconds("opens_ms")
 
     def wakes(self, *names: str) -> list[WokenTask]:
-        """Return the runs that were woken at the keys of these names."""
+        """Return the executions that were woken at the keys of these names."""
         return [
             _woken(names[each.number("key") - 1], each, envelope)
             for each, envelope in zip(self.each("woken"), self._envelopes, strict=True)
@@ -170,12 +170,12 @@ def _woken(name: str, told: Fields, envelope: bytes) -> WokenTask:
 
 
 def together(wakes: Sequence[WokenTask]) -> WokenTask | None:
-    """Return those who were woken as one."""
+    """Combine woken executions into one value; None if there are none."""
     return wakes[0]._replace(also=tuple(wakes[1:])) if wakes else None
 
 
 def sum_counters(found: Sequence[bytes]) -> dict[str, float]:
-    """Return what the record of counters says; what is no number of ours is left out."""
+    """Return the values of the record of counters, without any that are not numbers of ours."""
     sums = {}
     for what, by in zip(found[::2], found[1::2], strict=True):
         with contextlib.suppress(ValueError):
@@ -185,7 +185,7 @@ def sum_counters(found: Sequence[bytes]) -> dict[str, float]:
 
 
 def unreadable(address: str, key: str, token: bytes | None) -> str:
-    """Say that a lock's token cannot be read, and what to do."""
+    """Return the error text for a lock's unreadable token, with a remedy."""
     return (
         f"{address}: the record of lock {shown(key)!r} is spoilt: its token is"
         f" {shown(text(token))!r}; `celery locks release --force` frees the key"

@@ -1,4 +1,4 @@
-"""What a store over Redis does with keys that several hold, beyond granting and releasing them."""
+"""Operations of a store over Redis on shared keys, other than granting and releasing them."""
 
 import logging
 from typing import Any
@@ -58,7 +58,7 @@ class RedisUnits(Part, Units):
         return self._replies.released(slot_name(key), _LIMIT, asked)
 
     def _list(self, key: str) -> StoreUnavailableError | None:
-        """Have lists show *key*; return why not, if a cluster's node with the index is away."""
+        """Make lists show *key*; return the error if the cluster's node with the index is away."""
         try:
             self._requests.ask([self._records.index("add", slot_name(key))], key)
         except StoreUnavailableError as error:

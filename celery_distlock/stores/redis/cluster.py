@@ -30,22 +30,22 @@ from .topology import HostPort, PushTarget, Topology
 
 __all__ = ["Cluster"]
 
-_OPEN = re.compile(rb"\[(\d+)-[<>]-")  # a slot that a node sends to another, or gets from it
+_OPEN = re.compile(rb"\[(\d+)-[<>]-")  # a slot that a node moves to another node, or gets from it
 
-REDIRECTIONS = 5  # that one request follows, as clients of a cluster do
-BRIEF = 0.1  # seconds that a silent node may keep those waiting who have asked others, too
+REDIRECTIONS = 5  # the most that one request follows, as in other clients of a cluster
+BRIEF = 0.1  # seconds to wait for a silent node if other nodes were asked as well
 
 
 class Cluster(Topology):
     """
     The masters of a cluster, each with its slots.
 
-    Not redis-py's client for clusters: it repeats requests by itself, and the store has to know
-    how often one was sent.
+    This is not redis-py's client for clusters, which repeats requests on its own: the store has to
+    know how often a request was sent.
 
-    What goes to several nodes is asked in a thread for each, so that one that cannot be reached, or
-    does not answer, keeps no request from the others; and once it is known to be silent, nobody who
-    has asked others besides waits for it for longer than a moment.
+    Requests to several nodes are made in a thread for each, so that an unreachable or silent node
+    does not delay the requests to the others. Once a node is known to be silent, a caller that has
+    also asked others waits for it only for a moment.
     """
 
     in_order = False
@@ -92,7 +92,7 @@ class Cluster(Topology):
         patience: "_Patience",
         turns: int,
     ) -> list[Any]:
-        """Ask each node in a thread; wait for those that were silent before for a moment only."""
+        """Ask each node in a thread; wait only a moment for those that were already silent."""
         answers: list[Any] = [None] * len(calls)
         heard: queue.SimpleQueue[tuple[HostPort, Any]] = queue.SimpleQueue()
         awaited, began = set(groups), clock.monotonic()
@@ -132,7 +132,7 @@ class Cluster(Topology):
         patience: "_Patience",
         turns: int,
     ) -> None:
-        """Put what *owner* answers in *heard*, or whoever has taken its place."""
+        """Put the answers of *owner*, or of a node that replaced it, in *heard*."""
         try:
             if self._map.doubts(owner) and not calls[0].node:
                 found = self._ask_successors(calls, patience, turns)
@@ -148,7 +148,7 @@ class Cluster(Topology):
     def _ask_successors(
         self, calls: Sequence[Command], patience: "_Patience", turns: int
     ) -> list[Any]:
-        """Ask those who have the keys by a new map; without one, by the last."""
+        """Ask the nodes that have the keys by a new map; without one, by the last."""
         self._map.renew(patience.until)
         answers: list[Any] = [None] * len(calls)
         for owner, numbers in self._by_owner(calls, patience.until).items():
@@ -160,7 +160,7 @@ class Cluster(Topology):
     def _ask(
         self, owner: HostPort, calls: Sequence[Command], patience: "_Patience", turns: int
     ) -> list[Any]:
-        """Ask *owner*, and those that it names instead."""
+        """Ask *owner*, and the nodes to which it redirects."""
         keys = [call.key for call in calls if call.node is None]
         confirm = functools.partial(self._map.confirm, owner, keys, patience.until)
         try:
@@ -184,7 +184,7 @@ class Cluster(Topology):
         return answers
 
     def _send_on(self, owner: HostPort, ask: AskError, call: Command, patience: "_Patience") -> Any:
-        """Send *call* to where its slot is moving to."""
+        """Send *call* to the node that its slot is moving to."""
         target = self._nodes.at(named_by(ask, owner))
         try:
             return target.ask([ASKING, call], patience.timeout, patience.until)[1]
@@ -205,12 +205,12 @@ class Cluster(Topology):
         try:
             known = self._map.renew() if self._map.is_doubted else self._map.get()
         except ANSWERLESS:
-            return self._seeds[:1]  # the request says what is wrong
+            return self._seeds[:1]  # the request reports the error
         return list(dict.fromkeys(owner for owner in known.owners if owner))
 
     def replicas(self) -> Sequence[Hashable]:
         try:
-            known = self._map.renew()  # they come and go, and nothing else asks for them
+            known = self._map.renew()  # replicas come and go, and no other request updates them
         except ANSWERLESS:
             return ()
         return [node for node in known.nodes if node not in known.owners]
@@ -236,7 +236,7 @@ class Cluster(Topology):
         return found
 
     def _moving(self) -> set[int]:
-        """Return the slots that nodes say are on their way; of those that may be asked for it."""
+        """Return the slots that nodes report as moving; of nodes that permit the query."""
         ask = command(b"", "CLUSTER", "NODES")._replace(brief=True)
         told = self.exchange([ask._replace(node=node) for node in self.nodes()], TIMEOUT)
         return {int(slot) for each in told if type(each) is bytes for slot in _OPEN.findall(each)}
@@ -244,11 +244,11 @@ class Cluster(Topology):
 
 class _Patience:
     """
-    For how long somebody waits.
+    How long a caller waits.
 
     Attributes:
         timeout: Seconds, for one answer.
-        until: The local clock when it ends.
+        until: When the wait ends, by the local clock.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -257,5 +257,5 @@ class _Patience:
 
 
 def _are_brief(calls: Sequence[Command]) -> bool:
-    """Whether nobody waits for a silent node's answers to *calls* for longer than a moment."""
+    """Whether callers wait only a moment for a silent node's answers to *calls*."""
     return all(call.node or call.brief for call in calls)

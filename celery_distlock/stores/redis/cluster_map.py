@@ -1,4 +1,4 @@
-"""Which node of a cluster has which slots, as any of them says (``CLUSTER SLOTS``)."""
+"""Which node of a cluster has which slots, as any of them reports it (``CLUSTER SLOTS``)."""
 
 import functools
 import math
@@ -23,21 +23,21 @@ from .topology import HostPort
 
 __all__ = ["ClusterMap", "SlotOwners"]
 
-TIMEOUT = 1.0  # seconds for one node to say it
-OLD = 0.1  # seconds after which it is asked for again where it is in doubt
-NEXT = 0.1  # seconds after which another node is asked for it, too
+TIMEOUT = 1.0  # seconds for one node to answer
+OLD = 0.1  # seconds after which a doubted map is requested again
+NEXT = 0.1  # seconds after which another node is asked, too
 
 
 class SlotOwners(NamedTuple):
     """
-    Which node has which slots, as one of them says.
+    Which node has which slots, as one of them reports it.
 
     Attributes:
-        owners: Of each slot; None where it has none.
+        owners: The owner of each slot; None where it has none.
         nodes: Masters and replicas.
-        by: The node that says so.
+        by: The node that reported this.
         sharded: Whether channels may be of one slot.
-        asked_at: The local clock before it was asked.
+        asked_at: The local clock before the request.
     """
 
     owners: list[HostPort | None]
@@ -47,33 +47,33 @@ class SlotOwners(NamedTuple):
     asked_at: float
 
     def owner(self, key: bytes) -> HostPort:
-        """Return the node that has the slot of *key*, or else one that says that none has."""
+        """Return the node that has the slot of *key*; without one, the node that reported so."""
         return self.owners[slot_of(key)] or self.by
 
 
 class ClusterMap:
     """
-    What was heard last of who has which slots, and who is to be asked anew.
+    The last known owners of the slots, and the nodes whose slots must be looked up again.
 
-    Where the owner of a key failed, a new map is asked for by those alone who want that owner's
-    keys. All methods may be called from any thread.
+    If the owner of a key fails, only callers that want that owner's keys request a new map. All
+    methods may be called from any thread.
 
     Args:
-        seeds: Nodes that are asked when no other is known.
-        nodes: All that are used.
+        seeds: Nodes to ask when no other is known.
+        nodes: All nodes in use.
     """
 
     def __init__(self, seeds: Sequence[HostPort], nodes: ClusterNodes) -> None:
         self._seeds = seeds
         self._nodes = nodes
         self._known: SlotOwners | None = None
-        self._doubted: set[HostPort] = set()  # nodes whose slots may be another's by now
+        self._doubted: set[HostPort] = set()  # nodes whose slots may have another owner by now
         self._asked_first: list[HostPort] = []
-        self._tried_at = -math.inf  # when it was last asked for, with or without an answer
-        self._mutex = threading.RLock()  # a signal's handler may ask for it meanwhile
+        self._tried_at = -math.inf  # when the map was last requested, with or without an answer
+        self._mutex = threading.RLock()  # reentrant: a signal handler may ask while this is taken
 
     def get(self, until: float | None = None) -> SlotOwners:
-        """Return what is known; if that is nothing, what is heard by *until*, or in a second."""
+        """Return the known map; if there is none, one requested by *until*, or within a second."""
         return self._known or self.renew(until)
 
     def has(self, node: HostPort) -> bool:
@@ -82,20 +82,20 @@ class ClusterMap:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether any node is."""
+        """Whether any node is in doubt."""
         return bool(self._doubted)
 
     def doubts(self, owner: HostPort) -> bool:
-        """Whether the slots of *owner* may be another's by now."""
+        """Whether the slots of *owner* may have another owner by now."""
         return owner in self._doubted
 
     def doubt(self, owner: HostPort) -> None:
-        """Ask for a new map before this node's keys are asked for; unless the last one is new."""
+        """Require a new map before this node's keys are requested, unless the last map is new."""
         if self._known is not None and clock.monotonic() > self._known.asked_at + OLD:
             self._doubted.add(owner)
 
     def note_move(self, answer: MovedError, by: HostPort) -> None:
-        """Note where a slot is now, as *by* says."""
+        """Record the new node of a slot, as *by* reported it."""
         target = named_by(answer, by)
         self._asked_first = [target]
         if self._known is not None and 0 <= answer.slot_id < SLOTS:
@@ -104,7 +104,7 @@ class ClusterMap:
                 self._known.nodes.append(target)
 
     def confirm(self, owner: HostPort, keys: Sequence[bytes], until: float) -> None:
-        """Raise unless another node says by *until*, too, that *owner* has *keys*."""
+        """Raise unless another node confirms by *until* that *owner* has *keys*."""
         others = [where for where in (self._known.nodes if self._known else ()) if where != owner]
         if not others:
             return
@@ -115,12 +115,12 @@ class ClusterMap:
 
     def renew(self, until: float | None = None) -> SlotOwners:
         """
-        Ask for the map, unless somebody else has while we waited for that.
+        Request the map, unless another thread has done so while this one waited.
 
-        Without an answer it is the last one.
+        Without an answer, return the last map.
 
         Raises:
-            RedisConnectionError: There is none at all.
+            RedisConnectionError: There is no map at all.
         """
         wanted_at = clock.monotonic()
         with self._mutex:
@@ -147,10 +147,10 @@ class ClusterMap:
 
     def _ask(self, nodes: Iterable[HostPort], until: float) -> SlotOwners:
         """
-        Return the map that the first of *nodes* says; whoever takes long is not waited for.
+        Return the map of the first of *nodes* that answers; a slow node does not delay the others.
 
-        Those that were heard from last are asked first, and those that do not answer, where there
-        are others, not at all.
+        Nodes that were heard from last are asked first. Nodes that do not answer are skipped if
+        there are others.
         """
         by_age = sorted(dict.fromkeys(nodes), key=lambda where: -self._nodes.at(where).heard_at)
         left = [where for where in by_age if not self._nodes.at(where).failed_lately] or by_age
@@ -171,7 +171,7 @@ class ClusterMap:
                 failure = found
             elif found.nodes:
                 return found
-            else:  # it is new here, or was thrown out
+            else:  # the node is new in the cluster, or was removed from it
                 empty = found
         if empty is not None:
             return empty
@@ -180,7 +180,7 @@ class ClusterMap:
     def _tell(self, heard: "queue.SimpleQueue[SlotOwners | Exception]", where: HostPort) -> None:
         try:
             heard.put(self._read(where))
-        except Exception as error:  # noqa: BLE001  # the thread that waits looks at it
+        except Exception as error:  # noqa: BLE001  # the waiting thread handles it
             heard.put(error.with_traceback(None))
 
     def _read(self, where: HostPort) -> SlotOwners:
@@ -204,8 +204,8 @@ class ClusterMap:
         return SlotOwners(owners, list(nodes), where, sharded, asked_at)
 
     def _take(self, known: SlotOwners) -> None:
-        """Go by *known* from now on, and forget the nodes that are gone; unless it is too old."""
+        """Use *known* from now on, and forget the nodes that are gone; ignore an older map."""
         if self._known is not None and known.asked_at < self._known.asked_at:
-            return  # an answer that was long on its way
+            return  # a late answer
         self._known, self._doubted = known, set()
         self._nodes.keep_only({*known.nodes, *self._seeds, known.by})

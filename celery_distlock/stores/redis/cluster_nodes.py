@@ -1,4 +1,4 @@
-"""The nodes of a cluster: what each was asked, when it was heard from, how long it takes."""
+"""The nodes of a cluster: their requests, when they last answered, and their latency."""
 
 import logging
 import math
@@ -19,28 +19,29 @@ __all__ = ["SLOW", "ClusterNode", "ClusterNodes", "beside", "host_of", "named_by
 
 logger = logging.getLogger(__name__)
 
-SLOW = 0.02  # seconds after which an answer is doubted: its server may have stood still meanwhile
-SILENT = 5.0  # seconds for which one that did not answer is not asked what others know, too
-USUAL = 8  # of so many answers the quickest says how long the way there and back takes
+# seconds after which an answer is doubted: the server may have been suspended in between
+SLOW = 0.02
+# seconds for which a node that did not answer is skipped where others have the same answer
+SILENT = 5.0
+USUAL = 8  # the quickest of this number of answers is the estimate of the round trip
 USUAL_AT_MOST = 0.25  # seconds
-AT_ONCE = 8  # threads that wait for a silent node, with one time limit, when nobody waits for them
+AT_ONCE = 8  # threads that wait for a silent node, with one time limit, without a caller that waits
 
 
 class ClusterNode(Server):
     """
     One node.
 
-    A master that stood still answers what lies in its sockets before it hears that another has
-    taken its place. So an answer is believed at once only if its request cannot have lain there for
-    longer than `SLOW`: that is the time since it was sent, less what the way there and back takes,
-    which the quickest of the last answers tells. Only answers that were believed tell it, and up to
-    a quarter of a second only: a master that is slow for long must not come to be believed after
-    having stood still for about as long as another needs to take its place (half a second at least
-    after it was found missing).
+    A master that was suspended answers the requests in its sockets before it learns that another
+    has replaced it. So an answer is trusted immediately only if its request cannot have been queued
+    there for longer than `SLOW`: the time since it was sent, less the round trip, which is the
+    quickest of the last answers. Only trusted answers count for that, and only up to a quarter of a
+    second. A master that is slow for long must not become trusted after a suspension of about the
+    time that another needs to replace it (at least half a second after it was found missing).
 
     Attributes:
-        silent: Whether the last request has failed; until it is heard from again.
-        heard_at: The local clock when it was heard from.
+        silent: Whether the last request has failed; until the next answer.
+        heard_at: The local clock at its last answer.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -53,11 +54,11 @@ class ClusterNode(Server):
 
     @property
     def failed_lately(self) -> bool:
-        """Whether others should be asked what they know as well as it."""
+        """Whether to ask other nodes first for what they know as well."""
         return self.silent and clock.monotonic() < self._failed_at + SILENT
 
     def fall_silent(self) -> None:
-        """Note that it did not answer in time."""
+        """Note that the node did not answer in time."""
         self._failed_at = clock.monotonic()
         self.silent = True
 
@@ -71,16 +72,17 @@ class ClusterNode(Server):
         """
         Send *calls*, but not after *until*, and return their answers.
 
-        If they are doubtful, *confirm* is called, which raises unless they are to be believed.
+        If the answers are doubtful, *confirm* is called, which raises unless they can be trusted.
 
         Raises:
             RedisError: There was no answer, or the connection was refused.
-            OSError: Likewise.
+            OSError: As for RedisError.
         """
         pool = self.pool(timeout)
         try:
             pool.connect()
-            asked_at = clock.monotonic()  # before it is sent: we may stand still just after that
+            # before it is sent: this process may be suspended just after that
+            asked_at = clock.monotonic()
             connection = pool.send(calls, until)
             answers = pool.receive(connection, calls, until)
         except ANSWERLESS:
@@ -99,11 +101,12 @@ class ClusterNode(Server):
         self, timeout: float, work: Callable[[], None], *, sparingly: bool = False
     ) -> None:
         """
-        Do *work*, which asks this node, in a thread of its own.
+        Do *work*, which asks this node, in a new thread.
 
         Raises:
-            RedisTimeoutError: The node is silent, it is to be asked *sparingly* then, and enough
-                threads wait for it already.
+            RedisTimeoutError: Only with *sparingly*: the node is silent, and enough threads already
+                wait
+                for it.
         """
         pool = self.pool(timeout)
         if (
@@ -127,10 +130,10 @@ class ClusterNode(Server):
 
 class ClusterNodes:
     """
-    Those that are used, by where they are.
+    The nodes in use, by host and port.
 
     Args:
-        settings: Of each, but for its host and its port.
+        settings: Those of each node, except its host and its port.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -138,7 +141,7 @@ class ClusterNodes:
         self._nodes: dict[HostPort, ClusterNode] = {}
 
     def at(self, where: HostPort) -> ClusterNode:
-        """Return the one that is there."""
+        """Return the node at that host and port."""
         node = self._nodes.get(where)
         if node is None:
             host, port = where
@@ -148,13 +151,13 @@ class ClusterNodes:
         return node
 
     def keep_only(self, wanted: Collection[HostPort]) -> None:
-        """Forget all others, and give their connections back."""
+        """Forget all other nodes, and close their connections."""
         for where in {*self._nodes}.difference(wanted):
             if (node := self._nodes.pop(where, None)) is not None:
                 node.close()
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         for node in list(self._nodes.values()):
             node.close()
 
@@ -165,12 +168,12 @@ def named_by(answer: AskError, by: HostPort) -> HostPort:
 
 
 def host_of(given: bytes | None, by: HostPort) -> str:
-    """Return a host that the node *by* names; it may leave out its own."""
+    """Return the host in an answer of the node *by*, which may leave out its own."""
     return by[0] if given in (None, b"", b"?") else given.decode()
 
 
 def beside(work: Callable[[], None]) -> None:
-    """Do *work* in a thread of its own; in this one if the process ends and can have no more."""
+    """Do *work* in a new thread; in this one if the process ends and can start no more."""
     thread = threading.Thread(target=work, name="distlock-cluster", daemon=True)
     try:
         thread.start()

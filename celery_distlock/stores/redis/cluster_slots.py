@@ -1,4 +1,4 @@
-"""Slots of a cluster: which one a key is in, and a text that is in one."""
+"""Slots of a cluster: the slot of a key, and a text that is in a given slot."""
 
 import binascii
 import itertools
@@ -9,7 +9,7 @@ SLOTS = 16384
 
 
 def slot_of(key: bytes) -> int:
-    """Return the slot of *key*, as the cluster's specification says."""
+    """Return the slot of *key*, by the cluster's specification."""
     _, brace, rest = key.partition(b"{")
     tag, end, _ = rest.partition(b"}")
     return binascii.crc_hqx(tag if brace and end and tag else key, 0) % SLOTS

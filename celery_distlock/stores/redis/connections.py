@@ -1,8 +1,8 @@
 """
-Connections to Redis servers, and what is asked over them.
+Connections to Redis servers, and the commands sent over them.
 
-redis-py's connections, not its client: a request that got no answer is repeated by the store, with
-the same owner, and nowhere else. A client of the user's is never touched.
+These use redis-py's connections, not its client: only the store repeats a request that got no
+answer, with the same owner. A client of the user's is never touched.
 """
 
 import contextlib
@@ -59,9 +59,9 @@ __all__ = [
 ]
 
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
-KEPT = 32  # connections at most that are kept for the next who ask, of each time limit
-UNUSED = 60.0  # seconds after which those are given back that were too many all the while
-RESTED = 0.5  # seconds without a request after which it is looked whether the server has hung up
+KEPT = 32  # the most idle connections to keep, per time limit
+UNUSED = 60.0  # seconds after which connections that were idle all the time are closed
+RESTED = 0.5  # seconds without a request after which to check whether the server has hung up
 _KINDS: dict[str, Callable[[str], ResponseError]] = {
     "ASK": AskError,
     "CLUSTERDOWN": ClusterDownError,
@@ -69,14 +69,14 @@ _KINDS: dict[str, Callable[[str], ResponseError]] = {
     "MOVED": MovedError,
     "TRYAGAIN": TryAgainError,
 }
-# What redis-py's parser says of bytes that are no answer, or of a MOVED that names no node.
+# Errors of redis-py's parser for bytes that are not an answer, or for a MOVED without a node.
 UNREADABLE = (InvalidResponse, RecursionError, TypeError, ValueError)
 ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
-# All that a script touches is of one slot, so that it says so only where that is being moved.
+# All records of a script are in one slot, so this error occurs only while that slot is moved.
 _BROKEN_OFF = re.compile(r"attempted to access a non local key", re.IGNORECASE)
 # A status, or the named fields of an answer: JSON, in which quotes of a text are escaped.
 _NOTHING_DONE = re.compile(rb'busy|free|done|\{.*"status":"(?:busy|free|done)".*', re.DOTALL)
-# redis-py passes over what the server says before it hangs up, so that is left to guess.
+# redis-py ignores what the server sends before it hangs up, so the reason has to be guessed.
 _HUNG_UP = re.compile(r"closed by server|reset by peer|Broken pipe", re.IGNORECASE)
 _SHUT = (
     "(at once: one that wants TLS does so, for which the URL begins with rediss://, and one in"
@@ -87,7 +87,7 @@ _SHUT_OVER_TLS = (
     " ssl_keyfile)"
 )
 _NO_TLS = "(if it can be reached, it may have no TLS: its URL begins with redis:// then)"
-MUCH = 1_000_000  # bytes; a server's limits of what is sent to it are not below that
+MUCH = 1_000_000  # bytes; no server has a lower limit for requests
 _TOO_MUCH = (
     "(it was sent {} MB: its proto-max-bulk-len or client-query-buffer-limit may be below that)"
 )
@@ -95,7 +95,7 @@ _NO_FILE = "(a file for TLS that the URL or its options name)"
 
 
 class TooFewReplicasError(ResponseError):
-    """What was asked for was done, and fewer replicas than wanted have heard of it."""
+    """The request was executed, and fewer replicas than wanted have confirmed it."""
 
     def __init__(self, confirmed: int, wanted: int) -> None:
         super().__init__(f"{confirmed} of {wanted} replicas have confirmed it")
@@ -105,19 +105,19 @@ class TooFewReplicasError(ResponseError):
 
 class BrokenOffError(TryAgainError):
     """
-    A script has done a part of what was asked for, and may have done so for good.
+    A script has executed a part of the request, possibly for good.
 
-    While a cluster moves a slot, a record that is not there is looked for at the other node: so a
-    script that has struck one ends where it touches that again.
+    While a cluster moves a slot, a missing record is looked up at the other node: so a script that
+    has removed a record ends when it accesses that record again.
     """
 
 
 class NotRedisError(RedisConnectionError):
-    """What answers at a server's address does not speak Redis' protocol."""
+    """The software at the server's address does not speak Redis' protocol."""
 
 
 class TurnedAwayError(ResponseError):
-    """The server has refused what a connection begins with, and with that all that follows."""
+    """The server has refused the first commands of a connection, and so all that follow."""
 
 
 class Command(NamedTuple):
@@ -127,14 +127,14 @@ class Command(NamedTuple):
     Attributes:
         key: The key by whose slot a cluster places it.
         head: The words before the arguments, packed.
-        words: How many they are.
+        words: The number of these words.
         arguments: The other words.
         script: The script, if it calls one.
-        node: The server that is asked, whatever the key; None: the one that has the key.
-        replicas: So many replicas have to confirm what its answer promises, else that is a
-            :exc:`TooFewReplicasError`. Costs no round trip of its own.
-        brief: Whether its answer is not waited for, but for a moment, where its server is known
-            not to answer.
+        node: The server to ask, whatever the key; None: the one that has the key.
+        replicas: The number of replicas that must confirm what the answer promises; otherwise the
+            answer is a :exc:`TooFewReplicasError`. Costs no extra round trip.
+        brief: Whether to wait for its answer only for a moment, where its server is known not to
+            answer.
     """
 
     key: bytes
@@ -184,18 +184,18 @@ def _packed(*words: Any) -> bytes:
         text = str(word)
         packed += f"${len(text)}\r\n{text}\r\n"
     else:
-        if packed.isascii():  # else a text's length is not its bytes'
+        if packed.isascii():  # otherwise the length of a text differs from that of its bytes
             return packed.encode()
     parts = []
     for word in words:
-        # What a record had that is no UTF-8 goes back as it came.
+        # Text of a record that is not UTF-8 is sent back unchanged.
         raw = word if type(word) is bytes else str(word).encode("utf-8", "surrogateescape")
         parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return b"".join(parts)
 
 
 def fields(**given: Any) -> bytes:
-    """Return what a script reads by name of a request, as JSON; what is false is left out."""
+    """Return the named fields of a request, as JSON for a script; false ones are left out."""
     if not any(given.values()):
         return b""
     told = {name: value for name, value in given.items() if value}
@@ -211,13 +211,13 @@ def trimmed(*arguments: Any) -> tuple[Any, ...]:
 
 
 def milliseconds(of_seconds: float) -> int:
-    """Return a time as the server takes it: never 0, which would end it at once."""
+    """Return a time as the server takes it: never 0, which would end it immediately."""
     return max(1, math.ceil(of_seconds * 1000))
 
 
 def time_left(ttl_ms: int) -> float:
-    """Return the seconds that a server says are left; -1 is for ever."""
-    # Somebody took the expiry away then; such a lock ends only by hand.
+    """Return the seconds that a server reports as left; -1 is for ever."""
+    # Other software has removed the expiry then; such a lock ends only by hand.
     return math.inf if ttl_ms == -1 else max(0, ttl_ms) / 1000
 
 
@@ -241,11 +241,11 @@ class ConnectionFactory:
         return self._server.connection_class(**self._settings)
 
     def is_stale(self, connection: Any, opened_at: float) -> bool:
-        """Whether *connection*, opened at a local time, may lead elsewhere than a new one."""
+        """Whether *connection*, opened at that time, may lead to another server than a new one."""
         return opened_at < self._server.refused_at
 
     def note_refusal(self) -> None:
-        """Note that the server has answered that it is no master."""
+        """Note that the server has answered that it is not a master."""
         self._server.refused_at = clock.monotonic()
 
 
@@ -254,9 +254,10 @@ class ConnectionPool:
 
     def __init__(self, connect: ConnectionFactory, timeout: float) -> None:
         self._connect = connect
-        self._patience_ms = math.ceil(timeout * 500)  # for replicas: they answer before we give up
-        self._idle: list[tuple[Connection, float]] = []  # each with when it was used last
-        self._spare = KEPT  # so many were idle at least since the last count
+        # for replicas: they answer before this side gives up
+        self._patience_ms = math.ceil(timeout * 500)
+        self._idle: list[tuple[Connection, float]] = []  # each with the time of its last use
+        self._spare = KEPT  # the fewest idle connections since the last count
         self._count_at = clock.monotonic() + UNUSED
 
     def exchange(self, calls: Sequence[Command]) -> list[Any]:
@@ -265,19 +266,19 @@ class ConnectionPool:
 
         Raises:
             RedisError: There was no answer, or the connection was refused.
-            OSError: Likewise.
+            OSError: As for RedisError.
         """
         return self.receive(self.send(calls), calls)
 
     def connect(self) -> None:
-        """Connect, if no connection is idle: what is sent now is sent at once."""
+        """Connect, unless a connection is idle, so that the next request is sent immediately."""
         self._idle.append((self._idle_one() or self._open(), clock.monotonic()))
 
     def send(self, calls: Sequence[Command], until: float = math.inf) -> Connection:
         """
-        Send *calls*, and return what their answers come by, for :meth:`receive`.
+        Send *calls*, and return the connection of their answers, for :meth:`receive`.
 
-        Nothing is sent after *until*, by the local clock, if connecting took so long.
+        Nothing is sent after *until*, by the local clock, if connecting took too long.
         """
         connection = self._idle_one() or self._open()
         try:
@@ -291,7 +292,7 @@ class ConnectionPool:
         return connection
 
     def _idle_one(self) -> Connection | None:
-        """Return a connection that nobody uses; not one that the server has closed meanwhile."""
+        """Return an idle connection; not one that the server has closed since."""
         while True:
             try:
                 connection, used_at = self._idle.pop()
@@ -344,9 +345,9 @@ class ConnectionPool:
         self, connection: Connection, calls: Sequence[Command], answers: list[Any]
     ) -> None:
         """
-        Make those *calls* again whose script the server did not know, and all after them.
+        Repeat the *calls* from the first one whose script the server did not know.
 
-        Those before were done, and what comes after may depend on them.
+        The calls before it were executed; those after it may depend on it.
         """
         first = next(
             place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)
@@ -361,9 +362,9 @@ class ConnectionPool:
         """Whether a connection that has brought *refusals* may be used again."""
         if any(_is_no_masters(refusal) for refusal in refusals):
             self._connect.note_refusal()
-            self.close()  # this is no master any more: look for it anew
+            self.close()  # this is no longer a master: look it up again
             return False
-        # The next who asks would wait for these replicas, too; or the server has disconnected.
+        # The next caller would wait for these replicas, too; or the server has disconnected.
         return not any(
             isinstance(refusal, TooFewReplicasError) or "Protocol error" in str(refusal)
             for refusal in refusals
@@ -382,11 +383,11 @@ class ConnectionPool:
             surplus = max(surplus, self._spare)
             self._spare, self._count_at = KEPT, now + UNUSED
         for _ in range(surplus):
-            with contextlib.suppress(IndexError):  # others took them
+            with contextlib.suppress(IndexError):  # other threads took them
                 idle.pop(0)[0].disconnect()
 
     def _spoil(self, connection: Connection, error: BaseException) -> None:
-        # Also when a time limit's exception strikes: half an answer may be left in there.
+        # Also after a time limit's exception: half an answer may be left in the connection.
         connection.disconnect()
         if isinstance(error, ANSWERLESS):
             self.close()  # the others are of the same age, and as likely to be dead
@@ -403,13 +404,13 @@ class ConnectionPool:
         return [b"".join(parts)]
 
     def close(self) -> None:
-        """Give back the connections that nobody uses now."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop()[0].disconnect()
 
 
 def _hint(error: BaseException, *, over_tls: bool) -> str:
-    """Return what is to be added to why a server could not be connected to."""
+    """Return a hint for the error text of a failed connection."""
     if _has_hung_up(error):
         return _SHUT_OVER_TLS if over_tls else _SHUT
     if over_tls and isinstance(error, RedisTimeoutError):
@@ -420,7 +421,7 @@ def _hint(error: BaseException, *, over_tls: bool) -> str:
 
 
 def _has_ended(connection: Connection) -> bool:
-    """Whether an idle connection's server has hung up, or said what nobody has asked for."""
+    """Whether an idle connection's server has hung up, or sent unexpected data."""
     try:
         return connection.can_read(0)
     except (RedisError, OSError):
@@ -428,12 +429,12 @@ def _has_ended(connection: Connection) -> bool:
 
 
 def _has_hung_up(error: BaseException) -> bool:
-    """Whether *error* says that the server has ended the connection."""
+    """Whether *error* means that the server has closed the connection."""
     return type(error) is RedisConnectionError and bool(_HUNG_UP.search(str(error)))
 
 
 def _explain(error: BaseException, calls: Sequence[Command]) -> None:
-    """Raise what says why a server has hung up on *calls*, if they are large."""
+    """Raise an error with the likely reason why a server hung up on large *calls*."""
     if _has_hung_up(error):
         sent = sum(len(each) for call in calls for each in call.arguments if type(each) is bytes)
         if sent > MUCH:
@@ -441,7 +442,7 @@ def _explain(error: BaseException, calls: Sequence[Command]) -> None:
 
 
 def _is_no_masters(refusal: ResponseError) -> bool:
-    """Whether a server says so that is no master; Redis 6.2 hides the code of a script's error."""
+    """Whether a server refuses as a replica; Redis 6.2 hides the code of a script's error."""
     return isinstance(refusal, ReadOnlyError | MasterDownError) or " -READONLY " in str(refusal)
 
 
@@ -465,7 +466,7 @@ def _answers(connection: Connection, calls: Sequence[Command]) -> list[Any]:
 
 
 def _promises(answer: Any) -> bool:
-    """Whether a script has done something that must not be forgotten."""
+    """Whether a script has done something that must not be lost."""
     if isinstance(answer, list):
         head = answer[0] if answer else b"free"
         return not (isinstance(head, bytes) and _NOTHING_DONE.fullmatch(head))
@@ -483,12 +484,12 @@ def _one_answer(connection: Connection) -> Any:
 
 
 def _no_redis(error: Exception) -> RedisConnectionError:
-    """Return what *error* comes to: whatever is there, it has not done what was asked for."""
+    """Return the error for answers that are not Redis': the request was not executed."""
     return NotRedisError(f"what answers there is no Redis ({str(error)[:200]})")
 
 
 def known(error: ResponseError) -> ResponseError:
-    """Return *error* as what it is: redis-py 5 knows some only in its client for clusters."""
+    """Return *error* in its own class: redis-py 5 maps some only in its client for clusters."""
     if _BROKEN_OFF.search(str(error)):
         return BrokenOffError(str(error))
     word, _, rest = str(error).partition(" ")
@@ -507,11 +508,11 @@ class NodeSettings(NamedTuple):
 
 class Server:
     """
-    One server: a pool for each time that one may wait for it.
+    One server: a pool for each time limit.
 
     Attributes:
-        refused_at: The local clock when it last answered that it is no master. Another one may be
-            at its address since, to which older connections do not lead.
+        refused_at: The local clock when it last answered that it is not a master. Its address may
+            lead to another server since, to which older connections do not lead.
     """
 
     def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
@@ -521,7 +522,7 @@ class Server:
         self._pools: dict[float, ConnectionPool] = {}
 
     def connect(self, timeout: float) -> ConnectionFactory:
-        """Return what makes connections on which nothing takes longer than *timeout* seconds."""
+        """Return a factory of connections whose operations take at most *timeout* seconds."""
         return ConnectionFactory(self, timeout)
 
     def pool(self, timeout: float) -> ConnectionPool:
@@ -529,15 +530,16 @@ class Server:
         if timeout < TIMEOUT:
             timeout = 2.0 ** math.floor(math.log2(max(timeout, 0.02)))
         pool = self._pools.get(timeout)
-        if pool is None:  # no mutex: a signal's handler may ask while its thread is here
+        if pool is None:  # no mutex: a signal handler may ask while its thread is here
             pool = self._pools.setdefault(timeout, ConnectionPool(self.connect(timeout), timeout))
         return pool
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         pools, self._pools = self._pools, {}
         for pool in list(pools.values()):
             pool.close()
 
 
-ASKING = command(b"", "ASKING")  # lets a cluster's node do the next command for a slot that comes
+# makes a cluster's node execute the next command for a slot that it is importing
+ASKING = command(b"", "ASKING")

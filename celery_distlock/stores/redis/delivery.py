@@ -1,4 +1,4 @@
-"""How a store over Redis has parked runs pushed to workers."""
+"""Push parked executions to workers, in a store over Redis."""
 
 import re
 import uuid
@@ -23,9 +23,10 @@ from .topology import PushTarget
 
 __all__ = ["RedisChannels"]
 
-ATTEND_TIMEOUT = 1.0  # seconds until the server pushes; a worker that begins to consume waits
+# seconds until the server pushes; a worker that begins to consume waits for this
+ATTEND_TIMEOUT = 1.0
 MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
-MOST_FREE = 10_000  # that anybody's word is taken for
+MOST_FREE = 10_000  # the most free slots that a channel may report
 
 
 class RedisChannels(Part, Channels):
@@ -41,7 +42,7 @@ class RedisChannels(Part, Channels):
         return delivery
 
     def push_channel(self, name: str, address: str, patience: float = 0.0) -> str:
-        """Return where what is parked at *name* is pushed for the delivery channel at *address*."""
+        """Return the channel to which pushes of *name* go, for the delivery channel *address*."""
         if not address or self._servers.in_order:
             return address
         place, delivery = self._place(name, address), self._opened
@@ -67,7 +68,7 @@ class RedisChannels(Part, Channels):
         return script_call(script, (records,), *arguments)
 
     def _served(self, answers: Sequence[Any]) -> list[Any]:
-        """Return the answers, but for refusals, which are logged; raise if a server is away."""
+        """Return the answers without refusals, which are logged; raise if a server is away."""
         served = []
         for answer in answers:
             if not isinstance(answer, Exception):
@@ -80,7 +81,7 @@ class RedisChannels(Part, Channels):
         return served
 
     def _peers(self, answers: Sequence[Any]) -> list[PeerChannel]:
-        """Return who is told of, each once; what is no channel of ours is passed over."""
+        """Return the channels in *answers*, each once, without foreign ones."""
         found: dict[str, PeerChannel] = {}
         for answer in answers:
             with self._requests.reading(_CHANNELS, answer):
@@ -106,24 +107,24 @@ class RedisChannels(Part, Channels):
         ).answers[0]
         if became == 1:
             return any(self._publish(wake, address) for address in known)
-        return bool(became == 0)  # it has come: there is nothing to send
+        return bool(became == 0)  # it was already claimed: there is nothing to send
 
     def _publish(self, wake: WokenTask, address: str) -> bool:
-        """Whether anybody has heard it."""
+        """Return whether a subscriber has received it."""
         place = self._front(address)
         payload = woken_task_of(f"{self._records.stem(wake.name)}lock", wake)
         verb = "SPUBLISH" if place.sharded else "PUBLISH"
-        # By the address: a channel that is not of one slot is told of by the node of that.
+        # By the address: a channel without a slot is published at the node of the address' slot.
         told = command(address.encode(), verb, place.channel, payload)
         (heard,) = self._requests.attempt_beside([told])
         return isinstance(heard, int) and heard > 0
 
     def _front(self, address: str) -> PushTarget:
-        """Return where a delivery channel takes what is parked at any key."""
+        """Return where a delivery channel receives what is parked at any key."""
         return self._place_of(address, address)
 
     def _place(self, name: str, channel: str) -> PushTarget:
-        """Return where pushes about a key go, for one who subscribed to *channel*."""
+        """Return where pushes about a key go, for a subscriber to *channel*."""
         return self._place_of(self._records.stem(name), channel)
 
 

@@ -1,4 +1,4 @@
-"""How servers push parked runs to a worker whose turn it is."""
+"""Receive parked executions that servers push to a worker when their turn comes."""
 
 import contextlib
 import logging
@@ -22,16 +22,16 @@ __all__ = ["CLOSING", "PubSubChannel", "Pushes", "woken_task_of"]
 
 logger = logging.getLogger(__name__)
 
-CLOSING = 0.25  # seconds that a delivery channel waits at its end for the threads that listen
+CLOSING = 0.25  # seconds that closing a delivery channel waits for its threads
 
 
 class Pushes:
     """
-    Takes what is pushed to a delivery channel.
+    Handles the messages of a delivery channel.
 
     Args:
-        address: The channel's.
-        receive: Called with each run.
+        address: The channel's address.
+        receive: Called with each execution.
     """
 
     def __init__(self, address: str, receive: Callable[[WokenTask], object]) -> None:
@@ -39,7 +39,7 @@ class Pushes:
         self._receive = receive
 
     def take(self, payload: bytes) -> None:
-        """Hand the run in *payload* over; log what is wrong with it."""
+        """Pass on the execution in *payload*; log what is wrong with it."""
         try:
             wake = _pushed(payload)
         except ValueError as error:
@@ -69,7 +69,7 @@ class PubSubChannel(DeliveryChannel):
         self._mutex = threading.Lock()
 
     def attend(self, place: PushTarget, patience: float = 0.0) -> None:
-        """Take what is pushed to *place*; wait *patience* seconds until its server knows."""
+        """Receive pushes to *place*; wait *patience* seconds for its server to confirm that."""
         with self._mutex:
             listener = self._listeners.get(place.node)
             if listener is None and not self._closed:
@@ -81,7 +81,7 @@ class PubSubChannel(DeliveryChannel):
             listener.want(place, patience)
 
     def close(self) -> None:
-        """As promised; when it returns nobody calls `receive` any more, unless that hangs."""
+        """Close it as promised: afterwards nothing calls `receive`, unless a call hangs."""
         with self._mutex:
             self._closed = True
             listeners, self._listeners = list(self._listeners.values()), {}
@@ -94,10 +94,10 @@ class PubSubChannel(DeliveryChannel):
 
 def woken_task_of(record: str, wake: WokenTask) -> bytes:
     """
-    Return what is pushed of a run, as grant.lua makes it; *record* is its key's lock.
+    Return the payload of a push, as grant.lua makes it; *record* is its key's lock.
 
-    One that has come for its key before has given it up for itself: workers of older versions read
-    that, too.
+    An execution that has already claimed its key is in the list of releasers as itself: workers of
+    older versions read that, too.
     """
     name, run = (part.encode("utf-8", "surrogateescape") for part in (record, wake.run))
     givers = run if wake.returned else b""
@@ -106,7 +106,7 @@ def woken_task_of(record: str, wake: WokenTask) -> bytes:
 
 
 def _pushed(payload: bytes) -> WokenTask:
-    """Return the run that was pushed; raise :exc:`ValueError` if it is none."""
+    """Return the execution in a payload; raise :exc:`ValueError` if it has none."""
     *head, rest = payload.split(b" ", 4)
     lock_length, run_length, givers_length, arrival = map(int, head)
     run_ends = lock_length + run_length
@@ -122,7 +122,7 @@ def _pushed(payload: bytes) -> WokenTask:
 
 
 class _Listener:
-    """A thread that subscribed to one server."""
+    """A thread that is subscribed at one server."""
 
     def __init__(self, connect: ConnectionFactory, receive: Callable[[bytes], None]) -> None:
         self._connection = PubSubConnection(connect, receive, self._note_change)
@@ -134,7 +134,7 @@ class _Listener:
     def want(self, place: PushTarget, patience: float) -> None:
         if self._connection.hears(place.channel):
             return
-        with contextlib.suppress(RedisError, OSError):  # it is told when it is back
+        with contextlib.suppress(RedisError, OSError):  # it subscribes when the server is back
             self._connection.want(place)
         deadline = clock.monotonic() + patience
         while not self._connection.hears(place.channel) and clock.monotonic() < deadline:
@@ -146,7 +146,7 @@ class _Listener:
         self._connection.close()
 
     def join(self, timeout: float) -> None:
-        """Wait for the thread's end, *timeout* seconds at most; it may be the one that asks."""
+        """Wait for the thread's end, at most *timeout* seconds; no-op in that thread itself."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -156,7 +156,7 @@ class _Listener:
             try:
                 self._connection.listen(IDLE_PING)
                 failures = 0
-            except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
+            except Exception as error:  # noqa: BLE001  # the thread must live on in any case
                 if not self._closed.is_set():
                     if not failures:
                         text = "no pushes for now, the subscription broke: %s"
@@ -166,4 +166,4 @@ class _Listener:
         self._connection.close()
 
     def _note_change(self, gap: bool) -> None:
-        self._changed.set()  # and what was lost is found by the next sweep
+        self._changed.set()  # and the next sweep finds what was lost

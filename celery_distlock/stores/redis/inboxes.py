@@ -27,7 +27,7 @@ class Inboxes(Part):
         return here is not None and here.hears(place.channel)
 
     def inbox(self, stem: str, owner: str) -> Inbox:
-        """Return where the server of the records of *stem* calls *owner*."""
+        """Return an inbox at which the server of the records of *stem* can wake *owner*."""
 
         def find() -> tuple[WaiterSubscriptions, PushTarget]:
             place = self._place_of(stem, self.channel)
@@ -37,15 +37,15 @@ class Inboxes(Part):
 
     def _subscribed_at(self, node: Hashable) -> WaiterSubscriptions:
         here = self.subscriptions.get(node)
-        if here is None:  # no mutex: a signal's handler may wait while its thread is here
+        if here is None:  # no mutex: a signal handler may wait while its thread is here
             for gone in [each for each in list(self.subscriptions) if not self._servers.has(each)]:
-                self.subscriptions.pop(gone, None)  # its waiters look for another by themselves
+                self.subscriptions.pop(gone, None)  # its waiters look up another one themselves
             made = WaiterSubscriptions(self._servers.connect(node))
             here = self.subscriptions.setdefault(node, made)
         return here
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         subscriptions, self.subscriptions = self.subscriptions, {}
         for each in list(subscriptions.values()):
             each.close()

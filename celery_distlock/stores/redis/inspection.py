@@ -1,4 +1,4 @@
-"""What a store over Redis tells of all its keys: the half of it that looks, and counts."""
+"""The read side of a store over Redis: list, inspect and count its keys."""
 
 import logging
 import re
@@ -43,7 +43,7 @@ __all__ = ["Inspection"]
 
 logger = logging.getLogger(__name__)
 
-SHARED = "several:"  # the owner in the record of a key that several hold
+SHARED = "several:"  # the owner in the record of a shared key
 
 _LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
 
@@ -60,7 +60,7 @@ class Inspection(Part):
         answered, away = 0, []
 
         def ask(scan: Command) -> Any:
-            """Return a cursor and records; of a node that is away, where others are, none."""
+            """Return a cursor and records; none for a node that is away if there are others."""
             nonlocal answered
             try:
                 found = self._requests.ask([scan], "the list of keys").answers[0]
@@ -95,7 +95,7 @@ class Inspection(Part):
         logger.warning("a part of the keys is not listed: %s", error)
 
     def waiting_names(self) -> Iterator[list[str]]:
-        """Return the names that the index has, of keys with parked tasks; some have none now."""
+        """Return the names in the index, of keys with parked tasks; some may have none now."""
         for cursor in Cursor():
             scan = self._records.command("parked", "ZSCAN", "{}", cursor.at, "COUNT", SWEEP_BATCH)
             answer = self._requests.ask([scan], "the names of parked tasks").answers[0]
@@ -137,18 +137,18 @@ class Inspection(Part):
         return states
 
     def pass_over(self, name: str, refusal: Exception) -> None:
-        """Let one key's spoilt records not keep the others from being seen; say so once."""
+        """Skip one key with corrupt records, so that the others are still seen; log it once."""
         if isinstance(refusal, ResponseError) and not is_transient(refusal):
             why = self._requests.refusal(refusal, key_of(name))
             self._complaints.tell(name, "%s: it is passed over, and wakes nobody", why)
         elif self._servers.in_order:
             raise self._requests.outage(refusal) from refusal
-        else:  # its node is away; others go on
+        else:  # its node is away; the others are still listed
             self.left_out += 1
             logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
 
     def _state(self, key: str, told: Fields) -> KeyState:
-        """Return what inspect.lua says."""
+        """Return the state that inspect.lua has reported."""
         owner = told.text("owner")
         token = token_of(told.raw("token")) or UNREADABLE if owner else 0
         if token == UNREADABLE:
@@ -202,7 +202,7 @@ def _starts(told: Fields) -> tuple[Starts, ...]:
 
 
 def _shared(state: KeyState, told: Fields) -> KeyState:
-    """Return *state* with those who have the key beside others."""
+    """Return *state* with the concurrent holders of the key."""
     capacity = told.raw("capacity")
     holders = [
         Holder(

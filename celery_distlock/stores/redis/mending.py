@@ -1,4 +1,4 @@
-"""How a cluster's index, of the keys at which somebody may be parked, is made whole again."""
+"""Repair a cluster's index of the keys that may have parked tasks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,22 +11,22 @@ from .scanning import KeysWith, names_at
 
 __all__ = ["IndexMender"]
 
-MENDED = 600.0  # seconds for which an index is taken for whole
-MENDER = 60.0  # seconds after which another mends it, if who has begun does not go on
-MENDING = 0.2  # seconds of a sweep, at most: a cluster may have many keys that are not ours
+MENDED = 600.0  # seconds for which an index counts as complete
+MENDER = 60.0  # seconds after which another process takes over an abandoned repair
+MENDING = 0.2  # seconds of a sweep, at most: a cluster may have many foreign keys
 
 
 class IndexMender(Part):
     """
-    Mends the index, a part of it at each sweep.
+    Repairs the index, a part of it at each sweep.
 
-    Its node may have lost some of it, or all, and the keys' nodes nothing.
+    Its node may have lost some of it, or all, while the keys' nodes have lost nothing.
     """
 
-    _parts: Iterator[None] | None = None  # of what is being mended
+    _parts: Iterator[None] | None = None  # of the current repair
 
     def go_on(self, *, begins: bool) -> None:
-        """Mend the index for a moment; begin with it if nobody has of late."""
+        """Repair the index for a moment; start if no process has done so recently."""
         if self._parts is None:
             if not begins or not self._take_for_whole(MENDER, "NX"):
                 return
@@ -36,11 +36,11 @@ class IndexMender(Part):
             if clock.monotonic() > until:
                 if self._take_for_whole(MENDER, "XX"):
                     return
-                break  # it has been lost meanwhile: begin again
+                break  # the mark was lost in between: begin again
         self._parts = None
 
     def _mend(self) -> Iterator[None]:
-        """Note again each such key, some at a time; where a node is away, it is done again soon."""
+        """Add each such key again, in batches; if a node is away, the repair is soon repeated."""
         away: list[Exception] = []
 
         def ask(scan: Command) -> Any:
@@ -60,6 +60,6 @@ class IndexMender(Part):
             self._take_for_whole(MENDED, "XX")
 
     def _take_for_whole(self, seconds: float, only: str) -> bool:
-        """Note that nobody has to mend the index; only where that is not noted (NX), or is (XX)."""
+        """Mark the index as complete; only if it is not marked (NX), or only if it is (XX)."""
         note = self._records.index_is_whole(seconds, only)
         return self._requests.attempt_beside([note]) == [b"OK"]

@@ -35,13 +35,15 @@ from .scanning import SCAN_BATCH, literal
 
 __all__ = ["RedisParking"]
 
-BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not looked at again
-MOST_LEFT = 10_000  # runs that are known to have been left to others
-TURN = 0.9  # of the interval between sweeps: how long a sweeper has its turn
-REST = 3.0  # times the duration of a sweep, in which no process sweeps after it
-SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
-NOT_ANSWERED = 1.0  # seconds until the next look at a key after no answer of its server
-_PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
+BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not checked again
+MOST_LEFT = 10_000  # the number of executions known to be left to others
+TURN = 0.9  # of the interval between sweeps: the length of a sweeper's turn
+REST = 3.0  # times the duration of a sweep: the pause after it in which no process sweeps
+# the most seconds that count for a round trip; a longer one is an outage, not work
+SLOW_BATCH = 1.0
+NOT_ANSWERED = 1.0  # seconds until a key is checked again if its server has not answered
+# records of executions, with their prefixes
+_PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))
 
 
 class RedisParking(Part, Parking):
@@ -57,7 +59,7 @@ class RedisParking(Part, Parking):
         self._mender = IndexMender(reach)
         self._left: set[tuple[str, str]] = set()
         self._backlogs: dict[str, float] = {}
-        self._gives_way = False  # what this sweep has left is for another one to look at
+        self._gives_way = False  # whether this sweep has left something to another sweeper
 
     def park_if_held(
         self,
@@ -118,7 +120,7 @@ class RedisParking(Part, Parking):
             return reply._replace(at=name if told.flag("waits") else ""), told.flag("aged")
 
     def _kept(self, request: StandRequest) -> tuple[Any, ...]:
-        """Return what is kept of a run: its envelope, and where it is pushed."""
+        """Return what is stored of an execution: its envelope, and the channel of its pushes."""
         if request.park_request is None:
             return ()
         patience = TIMEOUT if request.timeout is None else 0.0
@@ -179,7 +181,7 @@ class RedisParking(Part, Parking):
 
     def mark_left(self, wake: WokenTask) -> None:
         if (wake.name, wake.run) not in self._left:
-            # Another sweeper may know its task; else chance would decide which has the turn.
+            # Another sweeper may know its task; otherwise chance would decide which has the turn.
             if len(self._left) >= MOST_LEFT:
                 self._left.clear()
             self._left.add((wake.name, wake.run))
@@ -200,8 +202,8 @@ class RedisParking(Part, Parking):
         self._gives_way = False
         worked_at = begin
         for names in self._inspection.waiting_names():
-            # One attempt: what a script has found it finds no second time, and a node of a cluster
-            # that is silent now is looked at by the next sweep.
+            # A single attempt: a script does not find again what it has already found, and the next
+            # sweep covers a node of a cluster that is silent now.
             ours, *answers = self._requests.attempt_once([keep, *self._sweep_calls(names)])
             kept_at = clock.monotonic()
             worked += min(kept_at - worked_at, SLOW_BATCH)
@@ -236,7 +238,7 @@ class RedisParking(Part, Parking):
             self._requests.attempt_once(self.published(some))
 
     def published(self, wakes: Sequence[WokenTask]) -> list[Command]:
-        """Return what notes of runs that they are published."""
+        """Return the commands that mark executions as published."""
         return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
 
     def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
@@ -249,7 +251,8 @@ class RedisParking(Part, Parking):
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = literal(f"{task_id}:") + "*"
         for names in self._inspection.waiting_names() if key is None else [[slot_name(key)]]:
-            for place in _PLACES:  # in this order, in which a run may go on between two looks
+            # in this order, in which an execution may advance between two looks
+            for place in _PLACES:
                 for name, run in self._runs_like(mask, names, *place):
                     if task_id_of(run) == task_id:
                         yield key_of(name), run
@@ -257,7 +260,7 @@ class RedisParking(Part, Parking):
     def _runs_like(
         self, mask: str, names: Sequence[str], record: str, kind: str
     ) -> Iterator[tuple[str, str]]:
-        """Yield the runs like *mask*, each with its key's name; all keys are asked at once."""
+        """Yield the executions that match *mask*, with key names; scans all keys together."""
         cursors = dict.fromkeys(names, b"0")
         while cursors:
             scans = [self._scan(name, record, kind + mask, at) for name, at in cursors.items()]
@@ -297,7 +300,7 @@ class RedisParking(Part, Parking):
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
-        self._requests.ask([self._records.index("add", name)], key)  # if it was lost
+        self._requests.ask([self._records.index("add", name)], key)  # in case it was lost
         calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
         answer = self._requests.ask(calls, key).answers[-1]
         with self._requests.reading(_SWEEP, answer):

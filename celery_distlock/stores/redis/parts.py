@@ -13,7 +13,7 @@ from .topology import PushTarget, Topology
 
 __all__ = ["SWEEP_BATCH", "Part", "Reach"]
 
-SWEEP_BATCH = 100  # keys a round trip
+SWEEP_BATCH = 100  # keys per round trip
 
 
 class Reach(NamedTuple):
@@ -26,7 +26,7 @@ class Reach(NamedTuple):
 
 
 class Part:
-    """A part of a store, which asks the servers by itself."""
+    """A part of a store that makes its own requests."""
 
     def __init__(self, reach: Reach) -> None:
         self._servers, self._records, self._requests, self._complaints = reach

@@ -1,4 +1,4 @@
-"""What a user of the servers has to be allowed, and which of it is missing."""
+"""The rights that a user of the servers needs, and which of them are missing."""
 
 import re
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from redis.exceptions import NoPermissionError
 
 __all__ = ["IN_A_CLUSTER", "REHEARSAL", "lacking", "missing", "unknown"]
 
-# Every command that a store and its scripts use on records, each on one that is gone in the end.
-# Scripts run with the rights of their user, so what is refused here is refused in them.
+# Every command that a store and its scripts use on records, each on a record that is removed in the
+# end. Scripts run with the rights of their user, so what is refused here is refused in them.
 REHEARSAL = tuple(
     words.split()
     for words in (
@@ -22,26 +22,26 @@ REHEARSAL = tuple(
     )
 )
 
-# And what a store over a cluster asks besides; where there is no such command, it is not needed.
+# The additional commands of a store over a cluster; a server without them does not need them.
 IN_A_CLUSTER = (["COMMAND", "INFO", "SPUBLISH"], ["SPUBLISH", "{}", ""])
 
 
 def lacking(answers: Sequence[Any], prefix: str) -> list[str]:
-    """Return the rights that *answers* to these commands are refused for want of, each once."""
+    """Return the missing rights for which these commands were refused, each once."""
     refusals = [answer for answer in answers if isinstance(answer, NoPermissionError)]
     rights = [missing(str(refusal), prefix) for refusal in refusals]
     return list(dict.fromkeys(right for right in rights if right))
 
 
 def unknown(answers: Sequence[Any]) -> list[str]:
-    """Return the commands that there are not, by *answers*, as where a server hides some."""
+    """Return the commands that are missing by *answers*, as where a server hides some."""
     refusals = [str(answer) for answer in answers if isinstance(answer, Exception)]
     found = (re.search(r"unknown command ['`]([\w|-]+)", refusal) for refusal in refusals)
     return [command[1] for command in found if command]
 
 
 def missing(refusal: str, prefix: str = "<prefix>") -> str:
-    """Return the right that *refusal* is for want of, as ``ACL SETUSER`` has it; "" if of none."""
+    """Return the right whose lack caused *refusal*, as for ``ACL SETUSER``; "" for other causes."""
     if not re.search("(?i)no permission|the user executing the script can't", refusal):
         return ""
     if command := re.search(r"run the '([\w|-]+)' command", refusal):

@@ -1,8 +1,8 @@
 """
-A connection that servers push to: grants to blocked waiters, parked runs to workers.
+A connection that servers push to: grants to blocked waiters, parked executions to workers.
 
-A push can be lost, so nobody may rely on one; a waiter looks for itself now and then, and a sweep
-finds the runs.
+A push can be lost, so no code may rely on one: a waiter asks on its own from time to time, and a
+sweep finds the executions.
 """
 
 import contextlib
@@ -25,19 +25,20 @@ __all__ = ["IDLE_PING", "PAUSE", "PubSubConnection"]
 
 logger = logging.getLogger(__name__)
 
-IDLE_PING = 5.0  # seconds after which a silent connection is asked whether it is still there
-RESTED = 60.0  # seconds after which a connection that nobody has read from is made anew
-PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, for all try at once
+IDLE_PING = 5.0  # seconds after which a silent connection is checked with a ping
+RESTED = 60.0  # seconds after which a connection without a reader is replaced
+PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, as all try at once
 
 
 class PubSubConnection:
     """
-    Channels of one server, heard over one connection at a time, by one thread at a time.
+    Channels of one server, read over one connection at a time, by one thread at a time.
 
     Args:
         connect: Makes connections.
         on_message: Called with each message.
-        on_heard: Called when a channel is heard; with True if messages may have been lost before.
+        on_heard: Called when a channel is confirmed; with True if messages may have been lost
+            before.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class PubSubConnection:
         self._heard: set[str] = set()
         self._heard_at = self._pinged_at = self._opened_at = 0.0
         self._doubtful = self._gap = False
-        # Of what is wanted, and of telling the server. A signal's handler may want a channel
-        # while its thread has it.
+        # Guards the wanted channels and the commands about them. Reentrant: a signal handler may
+        # want a channel while its thread has this.
         self._mutex = threading.RLock()
 
     def want(self, place: PushTarget) -> None:
-        """Begin to listen to the channel of *place*: its messages come once `hears` says so."""
+        """Begin to listen to the channel of *place*; its messages come once `hears` is true."""
         with self._mutex:
             if place.channel not in self._wanted:
                 self._wanted[place.channel] = place
@@ -70,7 +71,7 @@ class PubSubConnection:
                     self._doubtful = False
 
     def hears(self, channel: str) -> bool:
-        """Whether the server has confirmed that it sends us what comes on *channel*."""
+        """Whether the server has confirmed the subscription to *channel*."""
         return channel in self._heard
 
     def listen(self, timeout: float) -> None:
@@ -79,7 +80,7 @@ class PubSubConnection:
 
         Raises:
             RedisError: The connection broke, or cannot be made; the next call makes another.
-            OSError: Likewise.
+            OSError: As for RedisError.
         """
         connection = self._connection
         if connection is not None and (
@@ -95,12 +96,12 @@ class PubSubConnection:
             else:
                 self._ping(connection)
         except BaseException:
-            # Also when a time limit's exception strikes: half a message may be left in there.
+            # Also after a time limit's exception: half a message may be left in the connection.
             self.close()
             raise
 
     def refresh(self) -> None:
-        """Make sure that the connection, which nobody has read from for a while, is not dead."""
+        """Make sure that the connection, which had no reader for a while, is not dead."""
         while self._connection is not None and self._connection.can_read(0):
             self.listen(0)
         if not self.fresh:
@@ -108,11 +109,11 @@ class PubSubConnection:
 
     @property
     def fresh(self) -> bool:
-        """Whether the server was heard from so lately that the connection is taken for alive."""
+        """Whether the server has answered so recently that the connection counts as alive."""
         return clock.monotonic() < self._heard_at + RESTED
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         self._heard.clear()
         if connection is not None:
@@ -125,7 +126,8 @@ class PubSubConnection:
         connection.connect()
         with self._mutex:
             self._doubtful = False
-            self._connection = connection  # first, so that what such a handler wants is told to it
+            # first, so that a signal handler that wants a channel sends to it
+            self._connection = connection
             for channel, place in list(self._wanted.items()):
                 connection.send_command(_verb(place), channel)
         self._note_life()
@@ -143,7 +145,7 @@ class PubSubConnection:
             self._take(message)
 
     def _lose(self, channels: Sequence[str]) -> None:
-        """Want *channels* no more: their slot has moved, and who waits there looks where to."""
+        """Drop *channels*: their slot has moved, and the waiters there look up its new node."""
         for channel in channels:
             self._wanted.pop(channel, None)
             self._heard.discard(channel)

@@ -1,10 +1,10 @@
 """
-Several servers that are asked side by side, and one that hangs holds up nobody.
+Ask several servers concurrently, so that a server that hangs delays no caller.
 
-Each has a thread that talks to it over one connection, so that it executes what it is sent in the
-order in which it was asked: a release goes after the request that it undoes, also where that was
-given up. A node that does not answer is silent from then on: nobody waits for it until its thread
-has heard from it again.
+Each server has a thread that talks to it over one connection, so that it executes requests in the
+order in which they were made: a release follows the request that it undoes, even if that request
+was given up. A node that does not answer is silent from then on: no caller waits for it until its
+thread has had an answer from it again.
 """
 
 import logging
@@ -30,29 +30,29 @@ __all__ = ["ANSWER", "Answers", "QuorumClient"]
 logger = logging.getLogger(__name__)
 
 # Seconds. Redlock's page (redis.io, "Distributed locks") wants 5 to 50 ms for a lease of 10 s,
-# because there one node is asked after the other. Here they are asked at once, so that a node that
-# hangs costs this much once, and those who ask afterwards nothing.
+# because it asks the nodes one after another. Here they are asked at once, so that a node that
+# hangs costs this much once, and later callers nothing.
 ANSWER = 0.5
-CONNECTION = 2.0  # seconds after which a node that hangs is connected to anew
-GRACE = 0.005  # seconds at least that the others have when there are enough answers
-PROBES = (0.05, 2.0)  # seconds between the first and between the last looks at a silent node
-IDLE = 30.0  # seconds after which a thread ends that nobody has asked anything
+CONNECTION = 2.0  # seconds after which a node that hangs is connected to again
+GRACE = 0.005  # the least seconds that the others get once there are enough answers
+PROBES = (0.05, 2.0)  # seconds between the first and between the last probes of a silent node
+IDLE = 30.0  # seconds after which a thread without requests ends
 OWED, OWED_FOR = 1000, 60.0  # how many releases a silent node may get late, and how late (seconds)
-BATCH = 100  # questions a round trip
+BATCH = 100  # requests per round trip
 
 
 class _Request(NamedTuple):
-    """What a node is asked; it is not sent after *until*, when nobody awaits its answer."""
+    """A request to a node; not sent after *until*, when no caller waits for its answer."""
 
     calls: Sequence[Command]
     until: float
     tell: Callable[["_Response"], None]
-    owed: bool = False  # it is sent all the same, also when the node is back after a while
-    urgent: bool = False  # a silent node is tried at once: without it there is no majority
+    owed: bool = False  # send it in any case, even if the node is back only after a while
+    urgent: bool = False  # try a silent node immediately: without it there is no majority
 
 
 class _Response(NamedTuple):
-    """What a node has answered: nothing, or one answer for each call, which may be a refusal."""
+    """A node's answers: None, or one answer for each call, which may be a refusal."""
 
     worker: "_NodeWorker"
     answers: list[Any] | None
@@ -65,7 +65,7 @@ _PROBE = _Request((command(b"", "PING"),), math.inf, lambda _: None)
 
 
 class _NodeWorker:
-    """One node, and the thread that talks to it, which is begun when it is needed."""
+    """One node, and the thread that talks to it, which is started when it is needed."""
 
     def __init__(self, settings: NodeSettings) -> None:
         known = settings.settings
@@ -74,19 +74,20 @@ class _NodeWorker:
         self._node = Server(*settings)
         self._questions: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._owed: deque[_Request] = deque(maxlen=OWED)
-        self._mutex = threading.RLock()  # a signal's handler may ask while its thread has it
+        # reentrant: a signal handler may ask while its thread has this
+        self._mutex = threading.RLock()
         self._thread: threading.Thread | None = None
         self._asked_at = math.inf  # since when the thread waits for the node
         self._used_at = 0.0
         self._probe_at = math.inf
-        self._pause = 0.0  # between looks; 0 while the node answers
+        self._pause = 0.0  # between probes; 0 while the node answers
 
     @property
     def silent(self) -> bool:
         return self._pause > 0 or clock.monotonic() > self._asked_at + ANSWER
 
     def ask(self, question: _Request) -> bool:
-        """Have *question* sent; false if the node will hardly answer."""
+        """Queue *question* for sending; false if the node will hardly answer."""
         silent, self._used_at = self.silent and not question.urgent, clock.monotonic()
         if (silent and not question.owed) or self._questions.qsize() >= OWED:
             return False
@@ -103,12 +104,12 @@ class _NodeWorker:
                 self._thread = thread
                 try:
                     thread.start()
-                except BaseException:  # there can be no more threads: the next who asks tries again
+                except BaseException:  # no thread can be started: the next caller tries again
                     self._thread = None
                     raise
 
     def close(self) -> None:
-        """Send what has been asked, and give the connections back."""
+        """Send what is queued, and close the connections."""
         thread = self._thread
         if thread is None:
             self._node.close()
@@ -124,12 +125,12 @@ class _NodeWorker:
                 return
             try:
                 self._serve(questions)
-            except Exception as error:  # noqa: BLE001  # it is said
+            except Exception as error:  # noqa: BLE001  # it is logged
                 say(logger, logging.ERROR, "talking to %s went wrong", self.address, exc_info=True)
                 self._fall_silent(error, questions)
 
     def _next(self) -> list[_Request]:
-        """Return what to send next; nothing if the thread is to end."""
+        """Return what to send next; nothing if the thread must end."""
         while True:
             wait = self._probe_at - clock.monotonic() if self._pause else IDLE
             try:
@@ -156,7 +157,7 @@ class _NodeWorker:
         with self._mutex:
             self._thread = None
             if self._questions.empty():
-                self._pause = 0.0  # who asks next shall find out for himself
+                self._pause = 0.0  # the next caller must find out itself
                 return True
             self._thread = threading.current_thread()
             return False
@@ -208,10 +209,10 @@ class _NodeWorker:
         except ANSWERLESS:
             if self._pause:
                 raise
-            return pool.exchange(calls), True  # the connection had ended while nobody used it
+            return pool.exchange(calls), True  # the connection had ended while it was idle
 
     def _fall_silent(self, error: Exception, questions: list[_Request]) -> None:
-        self.failure = error.with_traceback(None)  # which would keep all frames
+        self.failure = error.with_traceback(None)  # its traceback would keep all frames
         first, last = PROBES
         self._pause = min(2 * self._pause or first, last)
         self._probe_at = clock.monotonic() + self._pause * clock.jitter(0.5, 1.0)
@@ -232,10 +233,10 @@ class _NodeWorker:
 
 class Answers(NamedTuple):
     """
-    What the nodes have answered, in their order.
+    The answers of the nodes, in their order.
 
     Attributes:
-        majority: How many nodes are one.
+        majority: The number of nodes that are a majority.
         asked_at: The local clock before the first was asked.
         of: For each node its answers, one for each call; None where there were none.
         repeated: For each node, whether it may have been asked before.
@@ -252,7 +253,7 @@ class Answers(NamedTuple):
 
     @property
     def is_majority(self) -> bool:
-        """Whether a majority has answered, if only by refusals."""
+        """Whether a majority has answered, even if only by refusals."""
         return len(self.of) - self.of.count(None) >= self.majority
 
     def are_decided(self) -> bool:
@@ -272,13 +273,13 @@ class Answers(NamedTuple):
         return [self.at(node, number) for node in range(len(self.of))]
 
     def at(self, node: int, number: int) -> Any:
-        """Return what one node has answered to one call, as :meth:`to`."""
+        """Return one node's answer to one call, as :meth:`to` does."""
         answers = self.of[node]
         answer = None if answers is None else answers[number]
         return None if isinstance(answer, Exception) else answer
 
     def refuse(self, node: int, number: int, refusal: Exception) -> None:
-        """Take what a node has answered to one call for a *refusal*."""
+        """Replace a node's answer to one call by a *refusal*."""
         (self.of[node] or [])[number] = refusal
 
     @property
@@ -292,7 +293,7 @@ _NOTHING: tuple[Any, ...] = (None, False, 0.0, False)
 
 
 class _Poll:
-    """One question to the nodes, and what has been heard so far."""
+    """One request to the nodes, and the answers so far."""
 
     def __init__(self, workers: Sequence[_NodeWorker], majority: int) -> None:
         self.asked_at = clock.monotonic()
@@ -338,7 +339,7 @@ class QuorumClient:
 
     def __init__(self, settings: Sequence[NodeSettings]) -> None:
         self._workers = [_NodeWorker(each) for each in settings]
-        self._mutex = threading.RLock()  # likewise
+        self._mutex = threading.RLock()  # reentrant, too
         self.majority = len(settings) // 2 + 1
 
     def __len__(self) -> int:
@@ -356,13 +357,14 @@ class QuorumClient:
         """
         Ask all nodes, *but* some, and return what they have answered within *timeout* seconds.
 
-        When there is *enough*, the others have as long again. What is *owed* is sent also to nodes
+        When there is *enough*, the others have as long again. What is *owed* is also sent to nodes
         that do not answer now.
         """
         asked = [worker for number, worker in enumerate(self._workers) if number not in but]
         poll = _Poll(self._workers, self.majority)
         question = _Request(calls, poll.asked_at + timeout, poll.tell, owed)
-        with self._mutex:  # one order at all nodes, lest threads of one process split the votes
+        # one order at all nodes, so that threads of one process do not split the votes
+        with self._mutex:
             silent = poll.put(question, asked)
         # Time is left for the silent nodes: they may be back, while another begins to hang.
         poll.listen(poll.asked_at + timeout / 2 if silent else question.until, enough)
@@ -373,7 +375,7 @@ class QuorumClient:
         return poll.found
 
     def failures(self) -> list[tuple[str, Exception | None]]:
-        """Return the addresses of silent nodes, and why each is."""
+        """Return the addresses of silent nodes, each with its error."""
         return [(worker.address, worker.failure) for worker in self._workers if worker.silent]
 
     @property
@@ -382,6 +384,6 @@ class QuorumClient:
         return [worker.address for worker in self._workers]
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         for worker in self._workers:
             worker.close()

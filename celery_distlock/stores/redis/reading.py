@@ -1,4 +1,4 @@
-"""What a server answers is read under this: one whose answers cannot be read does not serve."""
+"""The context for parsing a server's answer: an unreadable answer counts as an outage."""
 
 import logging
 from types import TracebackType
@@ -13,7 +13,7 @@ __all__ = ["NOT_READ", "REMEDY", "Reading"]
 
 logger = logging.getLogger(__name__)
 
-# What Python says of a value of another type, form or length than a reader takes for granted.
+# Python's errors for a value of another type, form or length than a reader expects.
 NOT_READ = (
     *(ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError),
     RecursionError,  # of lists in lists
@@ -26,10 +26,10 @@ REMEDY = (
 
 class Reading:
     """
-    A context in which the *answer* to a script or command is read.
+    A context in which the *answer* to a script or command is parsed.
 
     Raises:
-        StoreUnavailableError: It cannot be: what was asked for may have been done, or not.
+        StoreUnavailableError: It cannot be parsed: the request may have been executed, or not.
     """
 
     __slots__ = ("_address", "_answer", "_asked")

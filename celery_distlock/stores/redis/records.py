@@ -1,4 +1,4 @@
-"""How the records of a prefix are called, and what is sent about them."""
+"""The names of the records of a prefix, and the commands on them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class Records:
 
     Args:
         prefix: What all names begin with.
-        replicas: How many have to confirm what must not be forgotten.
+        replicas: The number of replicas that must confirm what must not be lost.
     """
 
     def __init__(self, prefix: str, replicas: int = 0) -> None:
@@ -30,11 +30,11 @@ class Records:
 
     @property
     def times(self) -> str:
-        """What the names of the records begin with that tell when keys are due; of one slot."""
+        """The prefix of the records of the times when keys are due; all in one slot."""
         return f"{self.prefix}:{{ticker}}:"
 
     def stem(self, name: str) -> str:
-        """Return what the names of a key's records begin with; all of them are in one slot."""
+        """Return the prefix of a key's record names; all of them are in one slot."""
         return f"{self.prefix}:{{{name}}}:"
 
     def call(
@@ -61,11 +61,11 @@ class Records:
         return call._replace(replicas=self._replicas)
 
     def call_without_key(self, script: scripts.Script, *arguments: Any) -> Command:
-        """Return a call of *script* on records that are no key's."""
+        """Return a call of *script* on records that belong to no key."""
         return script_call(script, (f"{self.prefix}:",), *arguments)
 
     def command(self, record: str, *words: Any) -> Command:
-        """Return a command on a *record* that is no key's; the word ``{}`` stands for its name."""
+        """Return a command on a *record* that belongs to no key; the word ``{}`` is its name."""
         name = f"{self.prefix}:{record}".encode()
         return command(name, *(name if word == "{}" else word for word in words))
 
@@ -76,8 +76,9 @@ class Records:
         return self.call_without_key(_INDEX, name)
 
     def index_is_whole(self, seconds: float, only: str) -> Command:
-        """Return what notes for *seconds* that nobody has to mend the index; *only*: NX or XX."""
-        whole = f"{self.prefix}:{{{self.prefix}:parked}}:whole"  # at its node, and lost with it
+        """Return the command that marks the index as complete for *seconds*; *only*: NX or XX."""
+        # at the index's node, and lost with it
+        whole = f"{self.prefix}:{{{self.prefix}:parked}}:whole"
         return command(whole.encode(), "SET", whole, 1, only, "PX", milliseconds(seconds))
 
 

@@ -3,19 +3,19 @@ A lock that a majority of independent Redis masters has to grant: Redlock.
 
 Exclusion: a node votes for one owner at a time, and two majorities have a node in common.
 
-Tokens: a grant counts when a majority has given its votes and noted one and the same token, each
-node only if that is above every token that it knew when it gave its vote. A majority of any later
-grant has a node in common with that one, which voted for the later owner after it had noted the
-earlier token. So the later token is above the earlier one, whatever the clocks say, and whoever
-grants.
+Tokens: a grant counts when a majority has voted for it and recorded one and the same token. Each
+node records a token only if it is above every token that the node knew when it voted. A majority of
+any later grant has a node in common with that one, which voted for the later owner after it had
+recorded the earlier token. So the later token is above the earlier one, whatever the clocks show,
+and whichever process asks.
 
-The wish for a token goes along with the request for the votes: the time of the fastest node, as far
-as this process knows it. Mostly it is above all that went before, and one round trip is enough; if
-a majority does not take it, a second round settles what does. Clocks come in only where a record
-is lost: a token that all nodes of a majority have forgotten (it is kept for an hour, and not by a
+The proposed token goes along with the request for the votes: the time of the fastest node, as far
+as this process knows it. Usually it is above all earlier tokens, and one round trip is enough; if a
+majority does not accept it, a second round settles one that it does. Clocks matter only where a
+record is lost: a token that all nodes of a majority have lost (it is kept for an hour, and not by a
 node that restarts empty) is exceeded as long as their clocks differ by less than the time since.
 
-What a majority survives and what it does not is told in ``docs/reference/redlock.md``.
+``docs/reference/redlock.md`` describes what a majority survives and what it does not.
 """
 
 import json
@@ -79,8 +79,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LEAST = 3  # nodes: of two, both would have to answer always, which is less than one alone bears
-ROUNDS = 3  # that are asked for one token: the second has it, unless nodes went or came meanwhile
+LEAST = 3  # nodes: two would both have to answer always, which tolerates less than one alone
+ROUNDS = 3  # for one token: the second round settles it, unless nodes went or came in between
 # Seconds, at most, before each attempt to get a majority where several clients split the votes.
 SPLITS = (0.0, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 
@@ -100,7 +100,7 @@ class RedlockStore(ListingStore, CountingStore):
         forget_after_fork(self)
 
     def forget_connections(self) -> None:
-        """Drop what a fork inherited, without a word to the servers: it is the parent's."""
+        """Drop the parent's connections after a fork, without sending anything over them."""
         self._nodes = QuorumClient(self._settings)
         self._majority = self._nodes.majority
         self._ahead: list[float | None] = [None] * len(self._nodes)  # clocks, µs before ours
@@ -123,7 +123,7 @@ class RedlockStore(ListingStore, CountingStore):
         return reply
 
     def _elect(self, request: AcquireRequest) -> "_Election":
-        """Ask for the votes, and settle the token; what was granted in vain is not undone here."""
+        """Request the votes, and settle the token; does not undo the votes of a failed attempt."""
         name, known = slot_name(request.key), int(request.may_have_ended)
         own = request.owner, milliseconds(request.lease), request.run, known
         wish, asked_at = self._time(), None
@@ -173,7 +173,7 @@ class RedlockStore(ListingStore, CountingStore):
         return _Election(answers, votes, reply, split=count + silent < self._majority)
 
     def _lasts(self, votes: "Sequence[_Vote | _Look]") -> float:
-        """Return for how long one who has these votes has a majority, or any if that is unknown."""
+        """Return how long the owner of these votes keeps a majority, or any if that is unknown."""
         left = sorted((vote.remaining for vote in votes), reverse=True)
         return left[min(self._majority, len(left)) - 1]
 
@@ -190,12 +190,12 @@ class RedlockStore(ListingStore, CountingStore):
         return votes
 
     def _time(self) -> int:
-        """Return the fastest node's time (µs) by what was last heard; 0 before that."""
+        """Return the fastest node's time (µs) by its last answer; 0 before that."""
         ahead = [each for each in self._ahead if each is not None]
         return int(clock.monotonic() * 1e6 + max(ahead)) if ahead else 0
 
     def _undo(self, request: AcquireRequest, election: "_Election") -> None:
-        """Give back what was or may have been granted, everywhere; nobody waits for that."""
+        """Release what was or may have been granted, on all nodes, without waiting for answers."""
         kept = [
             number
             for number, vote in enumerate(election.votes)
@@ -258,14 +258,14 @@ class RedlockStore(ListingStore, CountingStore):
         return self._state(answers, key)
 
     def _looks_are_decided(self, answers: Answers) -> bool:
-        """As :meth:`Answers.are_decided`; a look that cannot be read is a refusal."""
+        """Like :meth:`Answers.are_decided`; an answer that cannot be parsed is a refusal."""
         if answers.are_decided():
             for number in range(max(len(calls or ()) for calls in answers.of)):
                 self._read(answers, number, _INSPECT, _look)
         return answers.are_decided()
 
     def _state(self, answers: Answers, key: str, number: int = 0) -> KeyState:
-        """Return what the nodes' answers to a look come to; raise as `_ask` does."""
+        """Return the state that follows from the nodes' answers; raise as `_ask` does."""
         looks = [look for look in self._read(answers, number, _INSPECT, _look) if look]
         self._silent(answers, key, number)
         owner, count = _most_common(look.owner for look in looks if look.owner)
@@ -277,15 +277,15 @@ class RedlockStore(ListingStore, CountingStore):
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         """
-        As :meth:`Store.find_keys`: a majority of the nodes has votes for each key.
+        Find keys as :meth:`Store.find_keys` does: a majority of the nodes has votes for each key.
 
         A node that does not answer counts as one that has them, as for :meth:`inspect`. The nodes
-        are gone through one after the other, and keys come when all have been.
+        are read one after another, and keys are returned once all have been.
         """
         holds, votes = KeysWith(self._records.stem, pattern), Counter[str]()
         answers = self._ask(holds.scan(b"0"), "the list of keys", enough=_all_have_answered)
         for number in range(len(self._nodes)):
-            names: set[str] = set()  # each node has one vote, also for a key that it tells twice
+            names: set[str] = set()  # each node has one vote, even for a key that it reports twice
             while (found := self._read_at(number, answers, 0, "SCAN", holds.found)) is not None:
                 cursor, some = found
                 names.update(some)
@@ -298,7 +298,7 @@ class RedlockStore(ListingStore, CountingStore):
         yield from keys_of(batches(names_held, SWEEP_BATCH), pattern)
 
     def _ask_again(self, number: int, call: Command, answers: Answers) -> None:
-        """Ask one node, and put its answer in the place of the one before."""
+        """Ask one node, and replace its previous answer."""
         others = [each for each in range(len(self._nodes)) if each != number]
         answers.of[number] = self._nodes.ask([call], but=others).of[number]
 
@@ -321,15 +321,16 @@ class RedlockStore(ListingStore, CountingStore):
             return KeyState("", 0, "", 0.0, 0.0, 0)
 
     def count(self, counts: Mapping[str, float]) -> None:
-        """As :meth:`Store.count`: at each node; twice if its connection ends before it answers."""
+        """Count as :meth:`Store.count` does, at each node; twice if its connection breaks first."""
         add = self._records.call_without_key(_COUNT, json.dumps(counts))
         self._ask(add, "the counters")
 
     def counts(self) -> dict[str, float]:
         """
-        As :meth:`Store.counts`: of each counter what that node says which has counted most.
+        Return the counters as :meth:`Store.counts` does: of each, the highest of all nodes.
 
-        A node misses what is counted while it is away: nothing is short as long as one never was.
+        A node misses what is counted while it is away; the result is complete if one node never
+        was.
         """
         look = self._records.command("counts", "HGETALL", "{}")
         answers = self._ask(look, "the counters", enough=_all_have_answered)
@@ -448,7 +449,7 @@ class RedlockStore(ListingStore, CountingStore):
         asked: scripts.Script | str,
         read: Callable[[Any], T],
     ) -> list[T | None]:
-        """Read what the nodes have answered to a call; what cannot be read counts as a refusal."""
+        """Parse the nodes' answers to a call; one that cannot be parsed counts as a refusal."""
         nodes = range(len(self._nodes))
         return [self._read_at(node, answers, number, asked, read) for node in nodes]
 
@@ -530,13 +531,13 @@ class _Look(NamedTuple):
 
 class _Election(NamedTuple):
     """
-    What became of a request for votes.
+    The outcome of a request for votes.
 
     Attributes:
-        answers: What the nodes answered last.
-        votes: The same, read.
-        reply: What follows from that; None if too few have answered.
-        split: Whether nobody can have a majority, so that it is worth another attempt.
+        answers: The last answers of the nodes.
+        votes: The same, parsed.
+        reply: The resulting reply; None if too few have answered.
+        split: Whether no owner can have a majority, so that another attempt is worthwhile.
     """
 
     answers: Answers
@@ -569,7 +570,7 @@ def _all_have_answered(answers: Answers) -> bool:
 
 
 def _most_common(found: Any) -> tuple[Any, int]:
-    """Return what is there most often, and how often; 0 if there is nothing."""
+    """Return the most frequent item, and how often it occurs; 0 if there is none."""
     common = Counter(found).most_common(1)
     return common[0] if common else (None, 0)
 

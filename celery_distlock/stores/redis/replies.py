@@ -1,4 +1,4 @@
-"""How a store over Redis reads what a script answers to a request for keys."""
+"""Parse a script's answer to a request for keys, in a store over Redis."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ __all__ = ["Replies"]
 
 
 class Replies(Part):
-    """Read answers; note in *timetable* the keys that time alone opens."""
+    """Parses answers; records in *timetable* the keys that time alone opens."""
 
     def __init__(self, reach: Reach, timetable: Timetable) -> None:
         super().__init__(reach)
@@ -27,8 +27,8 @@ class Replies(Part):
     def reply(
         self, script: scripts.Script, key: str, answer: Any, asked_at: float, *, parks: bool = True
     ) -> Reply:
-        """Read the *answer* to *script* on *key*; without *parks* the caller looks again."""
-        if isinstance(answer, bytes):  # as most
+        """Parse the *answer* to *script* on *key*; without *parks* the caller asks again."""
+        if isinstance(answer, bytes):  # as most answers are
             return Reply(Status.GRANTED, asked_at, self.token(key, answer))
         with self._requests.reading(script, answer):
             if not isinstance(answer, list):
@@ -41,7 +41,7 @@ class Replies(Part):
     def read(
         self, key: str, answer: Answer, names: Sequence[str], asked_at: float, *, parks: bool = True
     ) -> Reply:
-        """Return what the *answer* says of a request for *key*, which wakes at those of *names*."""
+        """Return the reply in the *answer* to a request for *key*; it may wake tasks at *names*."""
         status, place = Status(answer.text("status")), answer.number("place")
         wake = together(answer.wakes(*names))
         if status is Status.GRANTED:
@@ -49,7 +49,7 @@ class Replies(Part):
             token, slot = self.token(key, answer.raw("token")), answer.number("slot")
             return Reply(status, asked_at, token, wake=wake, slot=slot)
         due = 0.0 if place else answer.opens or 0.0
-        if parks or not due:  # else the caller looks again
+        if parks or not due:  # otherwise the caller asks again
             self._note_opening(slot_name(key), answer)
         since = answer.raw("since")
         return Reply(
@@ -67,7 +67,7 @@ class Replies(Part):
         )
 
     def released(self, name: str, script: scripts.Script, asked: Answered) -> Release:
-        """Return what the answer to *script* says of a change that may wake runs."""
+        """Return the outcome in the answer to *script* for a change that may wake executions."""
         answer = asked.answers[0]
         if isinstance(answer, int):
             # A repeated release finds the key gone if the first was executed and its answer lost.
@@ -83,12 +83,12 @@ class Replies(Part):
         return token
 
     def wakes(self, name: str, answer: Answer) -> WokenTask | None:
-        """Return what a script has woken at a key; note when time alone opens it."""
+        """Return what a script has woken at a key; record when time alone opens it."""
         self._note_opening(name, answer)
         return together(answer.wakes(name))
 
     def note_opens(self, opens: Mapping[str, float | None]) -> None:
-        """Note in how many seconds keys open; None: not by time."""
+        """Record in how many seconds keys open; None: not by time."""
         dues = {name: seconds for name, seconds in opens.items() if seconds is not None}
         if dues:
             self._timetable.note_due(dues)

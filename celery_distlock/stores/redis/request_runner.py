@@ -1,4 +1,4 @@
-"""Sends requests to Redis servers until they are answered, and tells what went wrong."""
+"""Send requests to Redis servers until they are answered, and report failures."""
 
 import time
 from collections.abc import Sequence
@@ -19,24 +19,24 @@ from .topology import Topology
 __all__ = ["LONE_NODE", "Answered", "RequestRunner"]
 
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
-PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
-BESIDE = 1.0  # seconds for an answer that can be done without, in a cluster
-UNCERTAIN = (*ANSWERLESS, BrokenOffError)  # after these, what was asked for may have been done
+PAUSES_FOR_A_SLOT = (0.5, 1.0)  # further ones while a cluster moves the key's slot
+BESIDE = 1.0  # seconds for an optional answer, in a cluster
+UNCERTAIN = (*ANSWERLESS, BrokenOffError)  # after these, the request may have been executed
 
 LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
 
 class Answered(NamedTuple):
     """
-    What came of a request.
+    The outcome of a request.
 
     Attributes:
-        answers: To the last attempt, one for each call; what went wrong with a call is its answer.
+        answers: To the last attempt, one for each call; the error of a failed call is its answer.
         first_at: The local clock before the first attempt.
         asked_at: The local clock before the last one.
         repeats: The attempts before the last one.
         unanswered: Those of them that may have been executed.
-        failures: What went wrong with the last attempt.
+        failures: The errors of the last attempt.
     """
 
     answers: list[Any]
@@ -52,9 +52,9 @@ class RequestRunner:
     See the module. Every request may be repeated, since an owner names one acquisition.
 
     Args:
-        servers: Whom to ask.
+        servers: The servers to ask.
         prefix: That of the records, for messages.
-        on_other_type: What to say of records that are of another type than ours.
+        on_other_type: The end of the error text for records of another type than ours.
     """
 
     def __init__(self, servers: Topology, prefix: str, on_other_type: str) -> None:
@@ -74,12 +74,13 @@ class RequestRunner:
 
         Args:
             calls: What to send.
-            what: The key, or what else it is about, for messages; None: do not raise what went
-                wrong with a call, which is its answer.
-            timeout: If it is given, there is one attempt of so many seconds.
+            what: The key, or another subject, for messages; None: do not raise the error of a
+                failed call,
+                which is its answer.
+            timeout: If given, there is one attempt of this many seconds.
 
         Raises:
-            StoreUnavailableError: They were not, or the servers cannot serve now.
+            StoreUnavailableError: They were not answered, or the servers cannot serve now.
             StoreError: They were refused.
             QuorumError: Too few replicas have confirmed what was done.
         """
@@ -107,18 +108,18 @@ class RequestRunner:
         return Answered(answers, first_at, asked_at, number, unanswered, failures)
 
     def attempt(self, calls: Sequence[Command], timeout: float | None = None) -> Answered:
-        """As :meth:`ask`, but what went wrong with a call is its answer."""
+        """Like :meth:`ask`, but the error of a failed call is its answer."""
         return self.ask(calls, None, timeout)
 
     def attempt_once(self, calls: Sequence[Command]) -> list[Any]:
-        """Return the answers to one attempt; what went wrong with a call is its answer."""
+        """Return the answers to one attempt; the error of a failed call is its answer."""
         return self._attempt_for(calls, TIMEOUT)
 
     def attempt_beside(self, calls: Sequence[Command]) -> list[Any]:
         """
-        As :meth:`attempt_once`, of what can be done without; nobody waits for it for long.
+        Like :meth:`attempt_once`, for optional requests, with a short wait.
 
-        In a cluster it may be another node's than the key's, which answers.
+        In a cluster another node than the key's may have to answer.
         """
         timeout = TIMEOUT if self._servers.in_order else BESIDE
         return self._attempt_for([call._replace(brief=True) for call in calls], timeout)
@@ -149,7 +150,7 @@ class RequestRunner:
         return answers
 
     def reading(self, asked: scripts.Script | str, answer: Any) -> Reading:
-        """Return the context in which the *answer* to a script or command is read."""
+        """Return the context in which the *answer* to a script or command is parsed."""
         return Reading(self._servers.address, asked, answer)
 
     def require(self, answers: Sequence[Any], what: str) -> None:
@@ -166,21 +167,21 @@ class RequestRunner:
                 votes=failure.confirmed,
                 nodes=failure.wanted,
             ) from failure
-        if isinstance(failure, AskError) and self._servers.in_order:  # or its kind, MovedError
+        if isinstance(failure, AskError) and self._servers.in_order:  # or its subclass, MovedError
             raise StoreError(f"{where} is {LONE_NODE}") from failure
         if isinstance(failure, ResponseError) and not is_transient(failure):
             raise self.refusal(failure, what) from failure
         raise self.outage(failure) from failure
 
     def outage(self, failure: Exception) -> StoreUnavailableError:
-        """Return the error that says that the servers cannot serve now."""
+        """Return the error for servers that cannot serve now."""
         return StoreUnavailableError(
             f"{self._servers.address} cannot serve: {said(failure, self._prefix)}",
             remedy=remedy_for(failure),
         )
 
     def refusal(self, failure: ResponseError, what: str) -> StoreError:
-        """Return the error that says that the servers refuse."""
+        """Return the error for a refusal by the servers."""
         if is_of_other_type(failure):
             return StoreError(
                 f"{self._servers.address}: the records of lock {shown(what)!r} are of another type:"
@@ -194,7 +195,7 @@ class RequestRunner:
 
 
 def _goes_on(number: int, failures: Sequence[Exception]) -> bool:
-    """Whether there is another attempt after the one of that number."""
+    """Whether there is another attempt after attempt *number*."""
     if number + 1 < len(PAUSES):
         return any(map(is_transient, failures))
     return any(isinstance(failure, TryAgainError) for failure in failures)

@@ -1,4 +1,4 @@
-"""How keys are found that have a record, in steps that no server minds."""
+"""Find the keys that have a record, in steps that do not block a server."""
 
 import contextlib
 import re
@@ -14,13 +14,13 @@ from .topology import Topology
 
 __all__ = ["SCAN_BATCH", "Cursor", "KeysWith", "keys_of", "literal", "names_at"]
 
-SCAN_BATCH = 1000  # records that the server looks at, a round trip
+SCAN_BATCH = 1000  # records per round trip that the server examines
 _GLOB = re.compile(r"[\\*?\[\]]")
 _PLAIN = re.compile(r"[\w:.,;/*-]*", re.ASCII)  # a pattern that a server reads as fnmatch does
 
 
 def literal(text: str) -> str:
-    """Return the pattern that *text* alone is like."""
+    """Return the pattern that matches only *text*."""
     return _GLOB.sub(r"\\\g<0>", text)
 
 
@@ -29,7 +29,7 @@ class KeysWith:
     How to find the keys that have a record: a lock, if they are held.
 
     Args:
-        stem: Returns what the names of a key's records begin with.
+        stem: Returns the prefix of a key's record names.
         pattern: Of the keys; more may be found, see `keys_of`.
         record: Which of their records.
     """
@@ -50,7 +50,7 @@ class KeysWith:
         cursor, records = answer
         found = []
         for record in records:
-            with contextlib.suppress(UnicodeDecodeError):  # else it is not one of ours
+            with contextlib.suppress(UnicodeDecodeError):  # otherwise it is not one of ours
                 found.append(record.decode()[self._first : self._last])
         return cursor, found
 
@@ -72,9 +72,9 @@ def names_at(
 
 def keys_of(found: Iterable[Sequence[str]], pattern: str) -> Iterator[list[str]]:
     """
-    Return the keys of the names that were *found*, each once, if they are like *pattern*.
+    Return the keys of the names that were *found*, each once, if they match *pattern*.
 
-    A batch without any is returned, too: who looks for a time only sees that it passes.
+    Empty batches are returned, too, so that a caller with a time limit can check it.
     """
     seen: set[int] = set()  # a fourth of what the keys themselves would take
     for names in found:

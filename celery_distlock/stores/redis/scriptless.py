@@ -1,19 +1,20 @@
 """
-A lock where scripts are forbidden: by the compare-and-set commands that newer servers have.
+A lock where scripts are forbidden, by the compare-and-set commands of newer servers.
 
-A key's record is one string: its owner, run and token. It is made by ``SET NX``, and changed and
-deleted only by commands that compare it with what it was. There is no queue, so who waits looks
-again and again, and nothing can be parked.
+A key's record is one string: its owner, execution and token. It is created by ``SET NX``, and
+changed and deleted only by commands that compare it with its earlier value. There is no queue, so a
+waiter polls, and nothing can be parked.
 
-A grant takes two round trips. Whoever has made the record reads the last token, raises it (the
-fence record never falls) and then writes his own token into his record; before that he does not
-believe. Whoever makes the record after him reads the fence after that, so his token is higher. One
-who was too slow, and has lost the key meanwhile, finds that his record is not there to be written.
+A grant takes two round trips. A process that has created the record reads the last token, raises it
+(the fence record never falls) and then writes the new token into its record; before that it does
+not hold the key. A process that creates the record later reads the fence later, so its token is
+higher. A process that was too slow, and has lost the key since, finds that its record no longer
+exists, and cannot write it.
 
-What cannot be had without scripts: a renewal that only ever moves the end back (this process's own
-requests see to it, and one that does not know the record asks first; of two processes that renew
-one owner's hold at one instant, the shorter may come last), and a renewal that a server takes which
-is full (``SET`` is refused at ``maxmemory``: the lock ends with its lease).
+Two things need scripts. One is a renewal that never shortens a lease: this process orders its own
+requests, and one that does not know the record asks first; but if two processes renew one owner's
+hold at the same time, the shorter renewal may come last. The other is a renewal that a full server
+accepts: ``SET`` is refused at ``maxmemory``, and the lock ends with its lease.
 """
 
 import functools
@@ -62,9 +63,10 @@ __all__ = ["ScriptlessStore"]
 
 logger = logging.getLogger(__name__)
 
-TURNS = 5  # times that a record may change between a look at it and what is done to it
+TURNS = 5  # times that a record may change between reading and changing it
 UNSETTLED_MS = 1000  # at least, for the second round trip of a grant
-CLAIM = 5.0  # seconds that a run has at least to be settled; these are as in scripts/queue.lua
+# the least seconds that an execution has to be settled; these are as in scripts/queue.lua
+CLAIM = 5.0
 DONE_MS = 3600000
 COUNTS_S = 30 * 86400  # as in scripts/count.lua
 FENCE_MS = 3600000  # as in scripts/grant.lua: a token only has to outlive a clock that was set back
@@ -91,7 +93,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         forget_after_fork(self)
 
     def forget_connections(self, *, forked: bool = True) -> None:
-        """Drop what a fork inherited, without a word to the server: it is the parent's."""
+        """Drop the parent's connections after a fork, without sending anything over them."""
         self._held: dict[tuple[str, str], _Held] = {}
         self._renewing = threading.Lock()
         if forked:
@@ -120,7 +122,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         )
 
     def _make(self, request: AcquireRequest) -> "_Seen":
-        """Make the record if there is none, and look at what there is then."""
+        """Create the record if there is none, and read the one that is there then."""
         slot = slot_name(request.key)
         name, fence = self._record(slot), self._record(slot, "fence")
         lease_ms = max(_ms(request.lease), UNSETTLED_MS)
@@ -149,7 +151,7 @@ class ScriptlessStore(ListingStore, CountingStore):
             )
 
     def _second_delivery(self, request: AcquireRequest, seen: "_Seen") -> Reply | None:
-        """Say what a second delivery is told, and give back what was taken for it."""
+        """Return the reply to a second delivery, and release what was taken for it."""
         record = seen.record
         if seen.mark is None or record is None:
             return None
@@ -169,7 +171,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         assert old is not None
         token = old.token or max(seen.last + 1, seen.time)
         new = _Record(request.owner, request.run, token)
-        # As long as was asked for, and never shorter than what was granted before.
+        # As long as requested, and never shorter than what was granted before.
         again = bool(old.token) and old.owner == request.owner
         lease_ms = max(_ms(request.lease), _ms(seen.remaining) if again else 0)
         slot = slot_name(request.key)
@@ -192,7 +194,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         if not holds:
             return []
         try:
-            # One after the other: on two connections a shorter one could overtake a longer one.
+            # One after another: on two connections a shorter one could overtake a longer one.
             if not self._renewing.acquire(timeout=max(0.0, timeout)):
                 raise RedisError("another renewal is on its way")
             try:
@@ -205,7 +207,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         return [(outcome, asked_at) for outcome in outcomes]
 
     def _renew(self, holds: Sequence[Ownership], deadline: float) -> list[RenewOutcome]:
-        """Renew by what is known of the records, then look at those that were different."""
+        """Renew by what is known of the records, then read those that were different."""
         known = [self._held.get((slot_name(hold.key), hold.owner)) for hold in holds]
         outcomes = self._push(holds, known, deadline)
         left = [number for number, outcome in enumerate(outcomes) if outcome is None]
@@ -221,7 +223,7 @@ class ScriptlessStore(ListingStore, CountingStore):
     def _find_all(
         self, holds: Sequence[Ownership], deadline: float
     ) -> "list[_Held | RenewOutcome]":
-        """Look at the records of *holds*; what is not to be renewed has its outcome already."""
+        """Read the records of *holds*; a hold that cannot be renewed gets its outcome here."""
         looks = [call for hold in holds for call in self._look(slot_name(hold.key))]
         answers = self._exchange(looks, deadline)
         found: list[_Held | RenewOutcome] = []
@@ -245,7 +247,7 @@ class ScriptlessStore(ListingStore, CountingStore):
     def _push(
         self, holds: Sequence[Ownership], known: "Sequence[_Held | None]", deadline: float
     ) -> list[RenewOutcome | None]:
-        """Renew where the record is known; None where it is not, or not that any more."""
+        """Renew where the record is known; None where it is not known, or has changed."""
         now, calls, asked = clock.monotonic(), [], []
         commands = self._commands(holds[0].key, max(0.01, deadline - now))
         for number, (hold, held) in enumerate(zip(holds, known, strict=True)):
@@ -285,7 +287,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         if held is None:
             held = self._find(name, key)
         if run and completion in (Completion.YES_AND_MAY_COME_AGAIN, Completion.UNSETTLED):
-            # First: whoever finds the key free is to find this too.
+            # First: a process that finds the key free must find this, too.
             left = held.until - clock.monotonic() if held is not None else 0.0
             unsettled_ms = _ms(max(left, CLAIM)) if completion is Completion.UNSETTLED else 0
             self._ask([[self._mark(name, run, unsettled_ms)]], key)
@@ -365,7 +367,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         return states
 
     def _told(self, key: str, text: Any, ttl_ms: Any) -> "_Held | None":
-        """As `_seen`; where somebody else has spoilt the record, say so once, and see nothing."""
+        """Like `_seen`; log a record that other software has corrupted once, and return None."""
         failures = [each for each in (text, ttl_ms) if isinstance(each, Exception)]
         self._requests.require([each for each in failures if not is_of_other_type(each)], key)
         try:
@@ -387,7 +389,7 @@ class ScriptlessStore(ListingStore, CountingStore):
             return sum_counters(found)
 
     def _find(self, name: str, key: str, timeout: float | None = None) -> "_Held | None":
-        """Look at a record; in one attempt if *timeout* seconds are given."""
+        """Read a record; in one attempt if *timeout* seconds are given."""
         asked = self._ask([self._look(name)], key, timeout)
         text, ttl_ms = asked.answers
         return self._seen(text, ttl_ms, key)
@@ -447,10 +449,10 @@ class ScriptlessStore(ListingStore, CountingStore):
 
     def _commands(self, key: str, timeout: float | None = None) -> "_Commands":
         """
-        Return what the server compares and sets with; found out once.
+        Return the server's compare-and-set commands; looked up once.
 
         Raises:
-            StoreError: It has nothing of the kind.
+            StoreError: It has no such commands.
         """
         if self._known is None:
             name = f"{self._prefix}:probe:{uuid.uuid4().hex}".encode()
@@ -469,7 +471,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         return self._known
 
     def _notice(self, failures: Sequence[Exception]) -> None:
-        """Find out the commands anew after a refusal: another server may have taken its place."""
+        """Look up the commands again after a refusal: another server may have replaced this one."""
         if any(not (is_transient(each) or is_of_other_type(each)) for each in failures):
             self._known = None
 
@@ -489,10 +491,10 @@ class ScriptlessStore(ListingStore, CountingStore):
         """
         Send the calls of *steps* until they are answered, three times at most.
 
-        Together, where they are executed in their order; else one step after the other.
+        Together, where they are executed in their order; otherwise one step after another.
 
         Raises:
-            StoreUnavailableError: They were not, or the servers cannot serve now.
+            StoreUnavailableError: They were not answered, or the servers cannot serve now.
             StoreError: They were refused.
             QuorumError: Too few replicas have confirmed what was done.
         """
@@ -510,7 +512,7 @@ class ScriptlessStore(ListingStore, CountingStore):
 
 
 class _Record(NamedTuple):
-    """What stands in a key's record; without a token it is not granted yet."""
+    """The content of a key's record; without a token it is not granted yet."""
 
     owner: str
     run: str
@@ -531,7 +533,7 @@ class _Record(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A record as it was last seen, and until when it lasts by the local clock."""
+    """A record as it was last read, and until when it lasts by the local clock."""
 
     record: _Record
     until: float
@@ -563,7 +565,7 @@ class _Seen(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What a request brought: the local clock before its first attempt, and how many failed."""
+    """The answers to a request, the local clock before it, and how many attempts failed."""
 
     answers: list[Any]
     first_at: float
@@ -571,7 +573,7 @@ class _Asked(NamedTuple):
 
 
 class _Commands(NamedTuple):
-    """What a server compares and sets with, and what it compares and deletes with."""
+    """A server's commands for compare and set, and for compare and delete."""
 
     swap: Callable[[bytes, bytes, bytes, int], Command]
     delete: Callable[[bytes, bytes], Command]
@@ -598,7 +600,7 @@ def _cad(name: bytes, old: bytes) -> Command:
 
 
 def _end_if_equal(name: bytes, old: bytes) -> Command:
-    # An end in the past: the key is gone at once.
+    # An end in the past: the key is gone immediately.
     return command(name, "SET", name, old, "IFEQ", old, "PXAT", 1)
 
 
@@ -615,7 +617,7 @@ _DELETES: dict[str, Callable[[bytes, bytes], Command]] = {
 
 
 def _done(answer: Any) -> bool:
-    """Whether a command that compares has found what it was to find."""
+    """Whether a compare-and-set command has found the value that it expected."""
     return answer in (b"OK", 1)
 
 

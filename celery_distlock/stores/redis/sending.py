@@ -1,4 +1,4 @@
-"""How a store over Redis takes in calls; see :class:`~celery_distlock.stores.queue_parts.Calls`."""
+"""How a store over Redis accepts calls; see :class:`~celery_distlock.stores.queue_parts.Calls`."""
 
 import math
 from typing import Any
@@ -35,7 +35,7 @@ class RedisCalls(Part, Calls):
         with self._silence.patience() as patience:
             try:
                 answer = self._ask_to_send(name, request, patience, repeated=False)
-            except StoreUnavailableError:  # there may have been no answer only
+            except StoreUnavailableError:  # perhaps only the answer is missing
                 if patience < TIMEOUT:
                     raise
                 answer = self._ask_to_send(name, request, repeated=True)
@@ -100,17 +100,18 @@ class RedisCalls(Part, Calls):
             beside = self._parking.published(request.published)
         elif not repeated:
             self._parking.mark_all_published(request.published)
-        before = [self._records.index("add", name)]  # lest it be there and not noted
+        # before the call, so that no call is missing from the index
+        before = [self._records.index("add", name)]
         for calls in self._servers.requests(before, send):
-            # What is told beside comes last: if a server does not know a script, all after that is
-            # made again.
+            # The additional commands come last: if a server does not know a script, all commands
+            # after it are repeated.
             every = [*calls, *beside] if send in calls else calls
             asked = self._requests.ask(every, request.key, patience)
         return asked.answers[calls.index(send)]
 
 
 def _bearer(told: Fields) -> Bearer:
-    """Return what peek.lua says."""
+    """Return the identity's owner that peek.lua has reported."""
     marks, expires = told.text("marks"), told.seconds("expires_ms")
     return Bearer(
         told.text("run"),

@@ -1,4 +1,4 @@
-"""Whichever server is the master, as Redis Sentinel says."""
+"""The current master, by Redis Sentinel."""
 
 import contextlib
 import math
@@ -30,9 +30,9 @@ from .topology import HostPort, PushTarget, Topology
 
 __all__ = ["Sentinels"]
 
-SENTINEL_TIMEOUT = 0.25  # seconds for a sentinel to say which server is the master
-FRESH = 1.0  # seconds for which that is believed
-SILENT = 5.0  # seconds for which one that did not answer is not asked again
+SENTINEL_TIMEOUT = 0.25  # seconds for a sentinel to name the master
+FRESH = 1.0  # seconds for which that is trusted
+SILENT = 5.0  # seconds for which a sentinel that did not answer is not asked again
 
 
 class _ToMaster(ConnectionFactory):
@@ -49,7 +49,7 @@ class _ToMaster(ConnectionFactory):
 
 
 class _Master(Server):
-    """Whichever server the sentinels say it is."""
+    """The server that the sentinels name as master."""
 
     def __init__(self, sentinels: Sequence[Server], service: str, node: NodeSettings) -> None:
         super().__init__(*node)
@@ -57,26 +57,26 @@ class _Master(Server):
         self._believed_until = -math.inf
         self._sentinels = sentinels
         self._silent_until: dict[Server, float] = {}
-        self._failure: Exception | None = None  # of the last sentinel that told nothing
+        self._failure: Exception | None = None  # of the last sentinel that named no master
         self._service = service
-        self._asking = threading.RLock()  # a signal's handler may ask meanwhile
+        self._asking = threading.RLock()  # reentrant: a signal handler may ask while this is taken
 
     def connect(self, timeout: float) -> ConnectionFactory:
         return _ToMaster(self, timeout)
 
     def find(self, *, anew: bool = False) -> HostPort:
         """
-        Return the master; ask for it if the last word is older than a second, or if *anew*.
+        Return the master; ask for it if the last answer is older than a second, or if *anew*.
 
-        While no sentinel answers, the last master may still do.
+        While no sentinel answers, the last known master may still serve.
         """
         asked_at = clock.monotonic()
         with self._asking:
             if self.known is not None and self._believed_until > asked_at + (FRESH if anew else 0):
-                return self.known  # somebody else has asked while we waited, or just before
+                return self.known  # another thread has asked while this one waited, or just before
             found = self._ask_all()
             if self.known is not None and self._believed_until > asked_at + FRESH:
-                return self.known  # what such a handler was told is newer
+                return self.known  # the answer to a signal handler is newer
             if found is None and self.known is None:
                 why = f": {self._failure}" if self._failure else ""
                 raise RedisConnectionError(f"no sentinel names a master {self._service!r}{why}")
@@ -89,7 +89,7 @@ class _Master(Server):
             return self.known
 
     def _ask_all(self) -> HostPort | None:
-        """Return the master that most sentinels name; they are asked side by side."""
+        """Return the master that most sentinels name; they are asked concurrently."""
         question = [command(b"", "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)]
         named: list[HostPort] = []
         under_way = []
@@ -124,12 +124,12 @@ class _Master(Server):
 
 class Sentinels(Topology):
     """
-    The server that Redis Sentinel says is the master.
+    The server that Redis Sentinel names as master.
 
-    A master that was cut off, and comes back, takes requests until it hears that it is a replica.
-    So the sentinels are asked again before a request if their last word is older than a second,
-    and after one that took long. Not by redis-py's client of theirs: it asks them one after the
-    other, and is not safe between threads.
+    A master that was partitioned, and comes back, accepts requests until it learns that it is a
+    replica. So the sentinels are asked again before a request if their last answer is older than a
+    second, and after a request that took long. This is not redis-py's client for sentinels, which
+    asks them one after another, and is not thread-safe.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which of a server's refusals pass by themselves, and what is to be set against them."""
+"""Which of a server's refusals are temporary, and the remedies for them."""
 
 import re
 from typing import NamedTuple
@@ -26,10 +26,10 @@ __all__ = [
     "said",
 ]
 
-# The server starts, fails over, is full, or has no place for us, or for so large a message, whose
-# task needs none when its key is free. redis-py takes the code away from some of them and makes it
-# their class. Redis 7.0 has none for a right that a script lacks, and finds a call too long before
-# it asks for a password.
+# The server starts, fails over, is full, or has no place for this client or for so large a message,
+# whose task needs none when its key is free. redis-py removes the code of some errors, and uses it
+# as their class. Redis 7.0 has no code for a right that a script lacks, and finds a call too long
+# before it asks for a password.
 _PASSING_KINDS = (
     AuthenticationError,
     AuthorizationError,
@@ -50,24 +50,24 @@ _PASSING = re.compile(
 
 
 def is_transient(failure: Exception) -> bool:
-    """Whether it may be otherwise in a moment: there was no answer, or a refusal that passes."""
+    """Whether it may succeed in a moment: there was no answer, or a temporary refusal."""
     return isinstance(failure, (*ANSWERLESS, *_PASSING_KINDS)) or bool(
         _PASSING.search(str(failure))
     )
 
 
 def is_of_other_type(failure: Exception) -> bool:
-    """Whether a record is refused, of which somebody else has made something different."""
+    """Whether a record was refused because other software has given it another type."""
     return "WRONGTYPE" in str(failure)
 
 
 class _Diagnosis(NamedTuple):
     """
-    What a server's words mean.
+    The meaning of a server's error text.
 
     Attributes:
-        words: What it says.
-        hint: Is added to the message of the error.
+        words: The error text.
+        hint: Added to the message of the error.
         remedy: What an operator can do.
     """
 
@@ -138,11 +138,11 @@ _DIAGNOSES = (
 )
 
 
-_CODES: dict[type, str] = {AskError: "ASK ", MovedError: "MOVED "}  # redis-py takes them away
+_CODES: dict[type, str] = {AskError: "ASK ", MovedError: "MOVED "}  # redis-py removes them
 
 
 def said(failure: Exception, prefix: str) -> str:
-    """Return what a server has answered, and what to set against it."""
+    """Return the server's error text, with a remedy."""
     words = f"{_CODES.get(type(failure), '')}{failure}"
     right = missing(words, prefix)
     hints = [f"this user lacks {right}"] if right else []

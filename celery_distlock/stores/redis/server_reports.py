@@ -1,4 +1,4 @@
-"""What servers report of themselves, and what is found in that."""
+"""What servers report about themselves, and the findings from it."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ __all__ = [
     "told",
 ]
 
-# What a server is asked for `parse_info`, and for `told`.
+# The questions to a server for `parse_info`, and for `told`.
 INFO = [command(b"", "INFO"), command(b"", "CONFIG", "GET", "save")]
 QUESTIONS = [*INFO, command(b"", "TIME")]
 
@@ -68,7 +68,7 @@ def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
 
 
 def missing_rights(servers: Topology, requests: RequestRunner, records: Records) -> Finding | None:
-    """Return which rights are missing; None if none are, or nothing can be learnt."""
+    """Return which rights are missing; None if none are, or if that is unknown."""
     calls = [records.command("rights", *words) for words in REHEARSAL]
     if not servers.in_order:
         calls += [records.command("rights", *words) for words in IN_A_CLUSTER]
@@ -90,7 +90,7 @@ def missing_rights(servers: Topology, requests: RequestRunner, records: Records)
 
 
 def examine(servers: Topology, requests: RequestRunner) -> Iterator[Finding]:
-    """Say why servers may not keep the locks that they are given; which, if not all of them."""
+    """Report why servers may not keep their locks; names the servers if not all of them."""
     replicas = servers.replicas()
     nodes = [*servers.nodes(), *replicas]
     asked = [call._replace(node=node) for node in nodes for call in INFO]
@@ -99,7 +99,7 @@ def examine(servers: Topology, requests: RequestRunner) -> Iterator[Finding]:
     for node, info, save in zip(nodes, answers[::2], answers[1::2], strict=True):
         facts = parse_info(info, save) if isinstance(info, bytes) else {}
         if node in replicas:
-            facts.pop("role", None)  # which is as it should be
+            facts.pop("role", None)  # as expected for a replica
         for finding in _server_findings(facts):
             found.setdefault(finding.message, (finding, []))[1].append(node)
         if servers.in_order and facts.get("cluster_enabled") == "1":
@@ -112,8 +112,8 @@ def examine(servers: Topology, requests: RequestRunner) -> Iterator[Finding]:
 
 
 def parse_info(info: bytes, save: object = None) -> dict[str, str]:
-    """Return what a server answers to INFO, by name; and to CONFIG GET save, if it may be asked."""
-    text = info.decode(errors="replace")  # paths are what they are
+    """Return a server's INFO by name, and its CONFIG GET save, if that is permitted."""
+    text = info.decode(errors="replace")  # paths may have any bytes
     facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     if isinstance(save, list) and len(save) == 2:
         facts["save"] = save[1].decode()
@@ -121,7 +121,7 @@ def parse_info(info: bytes, save: object = None) -> dict[str, str]:
 
 
 def memory_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
-    """Say why a server may not keep the locks that it is given."""
+    """Report why a server may not keep the locks that it has."""
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         evicted = facts.get("evicted_keys", "0")

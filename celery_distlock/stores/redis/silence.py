@@ -1,4 +1,4 @@
-"""How long a call waits for a server that has not answered the calls before it."""
+"""Shortens timeouts while a server has not answered for 15 s (a circuit breaker)."""
 
 import math
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from .connections import TIMEOUT
 
 __all__ = ["Silence"]
 
-HURRY = 0.5  # seconds for an answer, in a long silence
-LONG = 15.0  # seconds: a failover is over by then, and calls are to wait for that
+HURRY = 0.5  # seconds for an answer, after a long silence
+LONG = 15.0  # seconds: a failover is over by then, and calls must wait for that
 REMEMBERED = 30.0  # seconds after which a call waits in full again
 
 
 class Silence:
     """
-    That of a server, as far as one process knows.
+    The silence of a server, as far as one process knows.
 
-    Who makes one call after the other, as a beat does, waits in full but once in a while. What
-    fails in a hurry proves no silence, and an answer ends it.
+    A process that makes one call after another, as a beat does, waits in full only once in a while.
+    A call that fails in a hurry proves no silence, and an answer ends it.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Silence:
             yield HURRY if hurries else TIMEOUT
         except StoreUnavailableError:
             now = clock.monotonic()
-            # What is refused, be it three times, takes less than that.
+            # A refusal, even three of them, takes less time than that.
             if not hurries and now - began >= TIMEOUT / 2:
                 self._since, self._until = self._since if lasts else began, now
             raise

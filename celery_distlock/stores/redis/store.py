@@ -1,7 +1,7 @@
 """
 The store over Redis or Valkey: one server, the master that sentinels name, or a cluster.
 
-A request that got no answer is repeated here, with the same owner, and nowhere else.
+A request that got no answer is repeated only here, with the same owner.
 """
 
 import json
@@ -86,7 +86,7 @@ class RedisStore(QueueStore, CountingStore):
         return locate(url, options)
 
     def _compose(self) -> None:
-        """Make the parts, which know nothing yet."""
+        """Create the parts, which have no state yet."""
         reach = Reach(self._servers, self._records, self._requests, Complaints())
         self._inspection = inspection = Inspection(reach)
         self.audit = RedisAudit(reach)
@@ -99,7 +99,7 @@ class RedisStore(QueueStore, CountingStore):
         self.units = RedisUnits(reach, replies)
 
     def forget_connections(self) -> None:
-        """Drop what a fork inherited, without a word to the server: it is the parent's."""
+        """Drop the parent's connections after a fork, without sending anything over them."""
         self._servers.after_fork()
         self._compose()
 
@@ -146,7 +146,7 @@ class RedisStore(QueueStore, CountingStore):
         try:
             asked = self._requests.ask([call], ", ".join(keys))
         except StoreError as error:
-            if "CROSSSLOT" in str(error):  # a lone node of a cluster: `check` says so
+            if "CROSSSLOT" in str(error):  # a lone node of a cluster: `check` reports it
                 return None
             raise
         with self._requests.reading(_ACQUIRE_ALL, asked.answers[0]) as answer:
@@ -155,7 +155,7 @@ class RedisStore(QueueStore, CountingStore):
                 for key, token, slot in zip(keys, answer[::2], answer[1::2], strict=bool(answer))
             ]
         if not replies and asked.unanswered:
-            # The request before, whose answer was lost, may have taken what is left of them.
+            # The previous request, whose answer was lost, may have taken what is left of them.
             for key, owner in zip(keys, owners, strict=True):
                 give_back = ReleaseRequest(key, owner, started=False)
                 self.dispatch(self.release(give_back).wake)
@@ -194,7 +194,7 @@ class RedisStore(QueueStore, CountingStore):
     def release(self, request: ReleaseRequest) -> Release:
         inbox, own_channel = request.inbox, request.own_channel
         channel: tuple[str, str] = ("", "")
-        # In a cluster a worker hears only of the slots at which it has parked something.
+        # In a cluster a worker is notified only in the slots at which it has parked something.
         if own_channel is not None and own_channel.destination and self._servers.in_order:
             channel = own_channel
         address = inbox.address if inbox is not None else ""

@@ -1,4 +1,4 @@
-"""How servers push grants to those who block until they have a key."""
+"""How servers push grants to waiters that block until they have a key."""
 
 import collections
 import contextlib
@@ -23,33 +23,34 @@ __all__ = ["PubSubInbox", "WaiterSubscriptions"]
 
 logger = logging.getLogger(__name__)
 
-JOIN = 0.5  # seconds that a waiter gives the server to confirm that it will push
-AT_ONCE = 8  # waiters of a process that look again when messages may have been lost
+JOIN = 0.5  # seconds that a waiter gives the server to confirm the subscription
+AT_ONCE = 8  # waiters of a process that ask again when messages may have been lost
 
 
 class WaiterSubscriptions:
     """
     Carries grants to this process's waiters, over one connection for all of them.
 
-    There is no thread of its own for those who block: one of them reads for all, and hands that on
-    when it goes. So the one who waits alone is woken by nobody but the server. Coroutines cannot
-    read; while some wait there is a thread that takes its turn in reading, one for all of them.
+    Waiters that block need no extra thread: one of them reads for all, and passes that on when it
+    leaves. So a single waiter is woken directly by the server. Coroutines cannot read; while some
+    wait, there is one thread for all of them, which takes its turn in reading.
     """
 
     def __init__(self, connect: ConnectionFactory) -> None:
         self._connection = PubSubConnection(connect, self._call, self._heard)
         self._inboxes: WeakValueDictionary[str, Attendant] = WeakValueDictionary()
-        # Who reads for all, if anybody does. A dictionary, because to take the place and to note
-        # who has it must be one step: a time limit's exception may strike between two.
+        # The current reader, if any. A dictionary, because taking the place and recording the
+        # reader must be one step: a time limit's exception may come between two.
         self._reader: dict[None, ref[Attendant]] = {}
-        self._mutex = threading.RLock()  # a signal's handler may wait while its thread has it
+        # reentrant: a signal handler may wait while its thread has this
+        self._mutex = threading.RLock()
         self._broken_until = 0.0
         self._to_call: collections.deque[ref[Attendant]] = collections.deque()
         self._do_not_block: WeakSet[PubSubInbox] = WeakSet()
         self._thread: threading.Thread | None = None
 
     def join(self, inbox: "PubSubInbox", place: PushTarget) -> None:
-        """Let *inbox* be called from now on; return when the server knows, if it answers."""
+        """Begin to wake *inbox*; return when the server knows, if it answers."""
         self._inboxes[inbox.owner] = inbox
         try:
             if self._reads(inbox):
@@ -64,11 +65,11 @@ class WaiterSubscriptions:
             self.attend(inbox, lambda: self._connection.hears(place.channel), JOIN)
 
     def hears(self, channel: str) -> bool:
-        """Whether what comes on *channel* is heard now, as far as can be known without asking."""
+        """Whether pushes to *channel* are received now, as far as known without asking."""
         return self._connection.fresh and self._connection.hears(channel)
 
     def leave(self, inbox: "PubSubInbox") -> None:
-        """Call *inbox* no more."""
+        """Stop waking *inbox*."""
         self._inboxes.pop(inbox.owner, None)
         self._do_not_block.discard(inbox)
         self._stop_reading(inbox)  # again, if an exception came between
@@ -76,7 +77,7 @@ class WaiterSubscriptions:
         self._hand_on()
 
     def read_for(self, inbox: "PubSubInbox") -> None:
-        """See that somebody reads for *inbox*, whose waiter does not block, until it leaves."""
+        """Provide a reader for *inbox*, whose waiter does not block, until it leaves."""
         self._call_next()
         with self._mutex:
             self._do_not_block.add(inbox)
@@ -96,7 +97,7 @@ class WaiterSubscriptions:
         while True:
             try:
                 self.attend(attendant, lambda: not self._do_not_block, math.inf)
-            except Exception:  # noqa: BLE001  # it is said
+            except Exception:  # noqa: BLE001  # it is logged
                 text = "unexpected error while reading pushes; going on"
                 say(logger, logging.ERROR, text, exc_info=True)
             with self._mutex:
@@ -105,7 +106,7 @@ class WaiterSubscriptions:
                     return
 
     def attend(self, inbox: "Attendant", done: Callable[[], bool], timeout: float) -> None:
-        """Return when *done*, or after *timeout* seconds; read for all, if nobody does."""
+        """Return when *done*, or after *timeout* seconds; read for all if there is no reader."""
         deadline = clock.monotonic() + timeout
         inbox.attends = True
         self._call_next()
@@ -122,9 +123,9 @@ class WaiterSubscriptions:
             self._stop_reading(inbox)
 
     def _reads(self, inbox: "Attendant") -> bool:
-        """Whether *inbox* is the one who reads, or has become it now."""
+        """Whether *inbox* is the reader, or has become it now."""
         reader = self._reader.setdefault(None, inbox.me)
-        if reader() is None:  # its thread was torn out of it, and never came to leave
+        if reader() is None:  # its thread ended abruptly, without a call of `leave`
             self._vacate(reader)
             reader = self._reader.setdefault(None, inbox.me)
         return reader is inbox.me
@@ -135,12 +136,12 @@ class WaiterSubscriptions:
 
     def _vacate(self, reader: "ref[Attendant]") -> None:
         with self._mutex:
-            # Without a call in between, after which such a handler could come.
+            # Without a call in between, after which a signal handler could run.
             if None in self._reader and self._reader[None] is reader:
                 del self._reader[None]
 
     def _hand_on(self) -> None:
-        """Wake one who waits, if nobody reads for those who do."""
+        """Wake one waiter to read, if there is no reader."""
         if self._inboxes and not self._reader:
             for inbox in self._present():
                 if inbox.attends:
@@ -148,7 +149,7 @@ class WaiterSubscriptions:
                     return
 
     def _present(self) -> "list[Attendant]":
-        """Who waits now. Others come and go meanwhile, which an iteration would not bear."""
+        """A snapshot of the waiters; the set changes while it is iterated."""
         found = (inbox() for inbox in self._inboxes.valuerefs())
         return [inbox for inbox in found if inbox is not None]
 
@@ -169,7 +170,7 @@ class WaiterSubscriptions:
             inbox.call()
 
     def _heard(self, gap: bool) -> None:
-        if gap:  # whoever waits may have been called, or forgotten by the server
+        if gap:  # all waiters may have missed a push, or the server may have forgotten them
             self._to_call = collections.deque(
                 inbox.me for inbox in self._present() if isinstance(inbox, PubSubInbox)
             )
@@ -180,19 +181,19 @@ class WaiterSubscriptions:
                 inbox.event.set()  # it may have waited for this
 
     def _call_next(self) -> None:
-        """Call one of those who have to look: when one is back, the next."""
+        """Wake one waiter that has to ask again; when it is back, the next is woken."""
         with contextlib.suppress(IndexError):
             while (inbox := self._to_call.popleft()()) is None:
                 pass
             inbox.call()
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._connection.close()
 
 
 class Attendant:
-    """One who may read for all: one who waits, or the thread of those who do not block."""
+    """A possible reader: a waiter, or the thread of the waiters that do not block."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -201,21 +202,21 @@ class Attendant:
         self.event = threading.Event()
 
     def call(self) -> None:
-        """Have it look at its key, if it waits for one."""
+        """Make it ask for its key, if it waits for one."""
 
     def doze(self, timeout: float) -> None:
-        """Wait until there is something to look at, *timeout* seconds at most."""
+        """Wait until there is something to check, *timeout* seconds at most."""
         if self.event.wait(timeout if timeout < threading.TIMEOUT_MAX else None):
             self.event.clear()
 
 
 class PubSubInbox(Attendant, Inbox):
     """
-    An inbox that is called by the server that has the key.
+    An inbox that is woken by the server that has the key.
 
     Args:
-        owner: Who waits.
-        find: Returns the subscriptions at the server that has the key now, and where it pushes to.
+        owner: The waiter.
+        find: Returns the subscriptions at the server that has the key now, and the push target.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class PubSubInbox(Attendant, Inbox):
         self._subscriptions.join(self, place)
 
     def call(self) -> None:
-        """Wake who waits."""
+        """Wake the waiter."""
         self._called = True
         self.event.set()
         if self._on_push is not None:
@@ -251,7 +252,7 @@ class PubSubInbox(Attendant, Inbox):
         self._called = False
 
     def _follow(self) -> None:
-        """Join those who wait at the server that has the key now."""
+        """Join the waiters at the server that has the key now."""
         with contextlib.suppress(StoreUnavailableError):
             subscriptions, place = self._find()
             if subscriptions is not self._subscriptions:  # the key has moved to another server

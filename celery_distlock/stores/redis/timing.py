@@ -1,4 +1,4 @@
-"""When keys of a store over Redis become due, see `Timetable`."""
+"""The times when keys of a store over Redis become due, see `Timetable`."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Where a Redis store's records are: on one server, on whichever is the master, on a cluster."""
+"""Where a Redis store's records are: on one server, on the current master, on a cluster."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
@@ -14,14 +14,14 @@ HostPort: TypeAlias = tuple[str, int]
 
 
 class PushTarget(NamedTuple):
-    """Where pushes about a key are sent: a server, and a channel that it may be told to use."""
+    """Where pushes about a key are sent: a server, and the channel to use there."""
 
     node: Hashable
     channel: str
 
     @property
     def sharded(self) -> bool:
-        """Whether it is a channel of one slot. The scripts know it by the brace, too."""
+        """Whether it is a channel of one slot. The scripts also recognise it by the brace."""
         return "{" in self.channel
 
 
@@ -38,7 +38,7 @@ class Topology(ABC):
     in_order = True
 
     def requests(self, before: Sequence[Command], call: Command) -> list[list[Command]]:
-        """Return the requests, one after the other, by which *call* is executed after *before*."""
+        """Return the requests, one after another, by which *call* is executed after *before*."""
         return [list(before), [call]] if before and not self.in_order else [[*before, call]]
 
     @abstractmethod
@@ -54,18 +54,18 @@ class Topology(ABC):
 
     @abstractmethod
     def place(self, key: bytes, channel: str) -> PushTarget:
-        """Return where pushes about *key* go, for one who subscribed to *channel*."""
+        """Return where pushes about *key* go, for a subscriber to *channel*."""
 
     @abstractmethod
     def connect(self, node: Hashable) -> ConnectionFactory:
-        """Return what makes connections to the server of a :class:`PushTarget`."""
+        """Return a factory of connections to the server of a :class:`PushTarget`."""
 
     def nodes(self) -> Sequence[Hashable]:
         """Return the servers that have keys, as a :class:`PushTarget` names them."""
         return (None,)
 
     def replicas(self) -> Sequence[Hashable]:
-        """Return those that may take the place of one of them, where that is known."""
+        """Return the servers that may replace one of them, where these are known."""
         return ()
 
     def has(self, node: Hashable) -> bool:
@@ -77,16 +77,16 @@ class Topology(ABC):
         return True
 
     def check(self) -> list[Finding]:
-        """Return what is wrong with how the servers work together."""
+        """Return findings about the way the servers work together."""
         return []
 
     @abstractmethod
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
 
     @abstractmethod
     def after_fork(self) -> None:
-        """Drop what a fork inherited, without a word to the servers: it is the parent's."""
+        """Drop the parent's connections after a fork, without sending anything over them."""
 
 
 class OneServer(Topology):

@@ -1,4 +1,4 @@
-"""From a URL to the servers that it names: as redis-py writes it, as Celery does, and ours."""
+"""Find the servers that a URL names: as redis-py writes it, as Celery does, and ours."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ EXAMPLES = {
     "redlock": "redlock://host1:6379,host2:6379,host3:6379/0",
     "redis": "redis://user:password@host:6379/0",
 }
-# What means TLS is called in each scheme, and the scheme without it.
+# Each scheme with TLS, and the scheme without it.
 _WITHOUT_TLS = {
     "rediss": "redis",
     "sentinels": "sentinel",
@@ -49,7 +49,7 @@ _WITHOUT_TLS = {
 }
 _OVER_TLS = {without: scheme for scheme, without in _WITHOUT_TLS.items()}
 _SOCKETS = ("unix", "redis+socket")
-# What may follow the question mark. The rest of what redis-py takes would be set to no avail.
+# The options after the question mark. The others of redis-py would have no effect.
 _OUR_OPTIONS = frozenset({"replicas", "scripts"})
 _SENTINELS_OPTIONS = frozenset({"service", "master_name", "sentinel_username", "sentinel_password"})
 _PASSED_ON = frozenset(
@@ -80,9 +80,9 @@ class Address(NamedTuple):
 
     scheme: str  # without TLS
     tls: bool
-    user: str  # as it stands there: quoted, with the password
+    user: str  # as in the URL: quoted, with the password
     hosts: tuple[HostPort, ...]
-    path: str  # of a socket; else the database, behind a slash
+    path: str  # of a socket; otherwise the database, after a slash
     options: dict[str, str]
 
     @property
@@ -99,7 +99,7 @@ class Location(NamedTuple):
 
     Attributes:
         servers: The servers.
-        replicas: How many replicas have to confirm what must not be forgotten.
+        replicas: The number of replicas that must confirm what must not be lost.
     """
 
     servers: Topology
@@ -112,10 +112,10 @@ def locate(url: str, options: Mapping[str, str] | None = None) -> Location:
 
     Args:
         url: As the page about places has it, or as Celery writes it.
-        options: More of those that may stand in its query.
+        options: Further options of its query.
 
     Raises:
-        ConfigurationError: It does not parse, or names an option that there is not.
+        ConfigurationError: It does not parse, or names an unknown option.
     """
     with explained(url):
         address = split(url, options or {})
@@ -128,10 +128,10 @@ def locate(url: str, options: Mapping[str, str] | None = None) -> Location:
 
 def wants_scripts(url: str, options: Mapping[str, str] | None = None) -> bool:
     """
-    Return whether the store at *url* is to use scripts: the option ``scripts=off`` says no.
+    Return whether the store at *url* uses scripts: the option ``scripts=off`` turns them off.
 
     Raises:
-        ConfigurationError: The URL does not parse, or has another word there.
+        ConfigurationError: The URL does not parse, or has another value there.
     """
     with explained(url):
         word = split(url, options or {}).options.get("scripts", "on")
@@ -142,7 +142,7 @@ def wants_scripts(url: str, options: Mapping[str, str] | None = None) -> bool:
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Say of what goes wrong in the block that it is for *url*, and no password."""
+    """Add *url*, without its password, to the errors of the block."""
     try:
         yield
     except ConfigurationError as error:
@@ -198,9 +198,9 @@ def _options(query: str, user: str, others: Mapping[str, str]) -> dict[str, str]
     before = ["username"] * bool(name) + ["password"] * bool(password)
     names = [name for name, _ in pairs] + before
     for name, value in pairs:
-        if not name.isidentifier():  # not shown: it may be of a password
+        if not name.isidentifier():  # not shown: it may be part of a password
             raise ConfigurationError("special characters in user and password are written as %40")
-        if not value:  # what has no name that is known may be a password
+        if not value:  # an unknown name may be part of a password
             named = f"the option {name!r}" if name in OPTIONS else "an option"
             raise ConfigurationError(f"{named} has no value")
         if names.count(name) > 1:
@@ -214,7 +214,7 @@ def _database(named: str, options: dict[str, str]) -> str:
     if len(found) > 1:
         raise ConfigurationError("it names two databases")
     (database,) = found
-    if not (database.isascii() and database.isdecimal()):  # not shown: it may be of a password
+    if not (database.isascii() and database.isdecimal()):  # not shown: it may be part of a password
         raise ConfigurationError("its database is no number")
     return database
 

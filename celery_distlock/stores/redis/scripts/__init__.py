@@ -1,4 +1,4 @@
-"""Loads the scripts that lie beside it and holds their headers to their word."""
+"""Load the scripts of this package and enforce what their headers declare."""
 
 import hashlib
 import re
@@ -14,14 +14,15 @@ _HEADER = re.compile(r"^-- (KEYS|ARGV|USES)[ ]*(.*)$", re.MULTILINE)
 _OFTEN = re.compile(r"^-- OFTEN (.*)$", re.MULTILINE)  # functions that most calls of a script need
 # A full server refuses a script's first write, but not this one: it changes nothing.
 _NEVER_REFUSED, _FIRST_WRITE = "-- NEVER REFUSED\n", "redis.call('ZREM', KEYS[2], '')\n"
-_GOES_ON = re.compile(r"[ \t\n})]|end\b|else|until\b")  # so begins what belongs to the line before
+# beginnings of lines that continue the line before
+_GOES_ON = re.compile(r"[ \t\n})]|end\b|else|until\b")
 # Not those that tests lengthen.
 _CONSTANT = re.compile(
     r"^local ([A-Z][A-Z_]*)(?<!_MS) = ('[^'\n]*'|[\d.]+(?: [/^] \d+)?)(?: --.*)?\n", re.MULTILINE
 )
 _NO_CODE = re.compile(r"(--[^\n]*|'[^'\n]*')")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
-_FEW = 12  # functions, which a script makes at once before it looks whether it needs more
+_FEW = 12  # functions that a script makes at once, before it checks whether it needs more
 _WHEN_CALLED = """local F
 F = setmetatable({often}, {{ __index = function(_, F_name)
 local F_made
@@ -33,7 +34,7 @@ _VARIABLES = re.compile(r"\b(?:local|for) (?!function\b)([\w, ]+)|function[^(\n]
 _FIELD = re.compile(r"[{,]\s*(\w+) = ")
 _LOCAL = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
 _DEFINITION = re.compile(r"local (?:function .*|[\w, ]+(?:= (?:false|true|[^a-z(])*)?)", re.DOTALL)
-_WORD = re.compile(r"(?:(?<![\w.:])|(?<=\.\.))[A-Za-z_]\w*")  # of no field
+_WORD = re.compile(r"(?:(?<![\w.:])|(?<=\.\.))[A-Za-z_]\w*")  # not of a field
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +42,7 @@ class Script:
     """
     A script with its header: the names of its keys and arguments, and its digest.
 
-    The first `required` arguments have to be given; in the header the others stand in brackets.
+    The first `required` arguments must be given; the header has the others in brackets.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Script:
 
 class _Part(NamedTuple):
     """
-    A statement at the margin of a script: what it names, and whether it does nothing else.
+    A statement at the margin of a script: its names, and whether it only defines them.
 
     If it is a function, `home` is the table of which it becomes a field.
     """
@@ -69,11 +70,12 @@ class _Part(NamedTuple):
 @cache
 def load(name: str) -> Script:
     """
-    Return the script *name*, with what it needs of those that its header says it uses.
+    Return the script *name*, with what it needs of the scripts that its header uses.
 
-    A function, or a variable that begins with a plain value, stands before the first statement that
-    needs it, and where none does, nowhere: at each call a server makes a script's functions again,
-    as far as that call gets. Where a script uses others, most are made when they are called first.
+    A function, or a variable that begins with a plain value, is placed before the first statement
+    that needs it, and left out if none does: at each call a server makes a script's functions
+    again, as far as that call gets. Where a script uses others, most are made when they are first
+    called.
 
     Raises:
         ValueError: The header is missing, or does not begin with the keys of one that it uses; or a
@@ -102,13 +104,13 @@ def load(name: str) -> Script:
 
 def _by_table(source: str, homes: dict[str, str]) -> str:
     """
-    Return a source whose functions are fields of tables, and whose constants are in their places.
+    Return a source whose functions are fields of tables, and whose constants are inlined.
 
-    A function has at most 200 variables; and to make one takes the longer the more variables there
-    are that others use.
+    A function has at most 200 variables; and making one takes longer, the more variables there are
+    that others use.
 
     Raises:
-        ValueError: A variable is called as a function is.
+        ValueError: A variable has the name of a function.
     """
     values = dict(_CONSTANT.findall(source))
     parts = _NO_CODE.split(_CONSTANT.sub("", source))
@@ -151,9 +153,9 @@ def _parts(name: str) -> tuple[_Part, ...]:
 
 def _in_tables(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
     """
-    Give the functions of a script as fields of tables, each behind the variables that it needs.
+    Yield the functions of a script as fields of tables, each after the variables it needs.
 
-    Few that a statement needs are made before it. From the first statement on that needs more,
+    If a statement needs few, they are made before it. From the first statement on that needs more,
     each function is made when it is first called, except those that the header names as OFTEN.
     """
     statements = [place for place, part in enumerate(parts) if not part.defines]
@@ -187,10 +189,10 @@ def _table(home: str, functions: Sequence[_Part]) -> _Part:
 
 def _when_called(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
     """
-    Give all variables, then the functions, each made when it is called, then the statements.
+    Yield all variables, then the functions, each made when it is called, then the statements.
 
-    Those that most calls need are made together, by a function: a variable of a script costs less
-    where the function around it has it already.
+    The functions that most calls need are made together, by a function: a script's variable costs
+    less where the enclosing function already has it.
 
     Raises:
         ValueError: A function needs what a later statement computes, or the header names a function
@@ -235,7 +237,7 @@ def _choice(by_length: Sequence[tuple[int, Sequence[_Part]]]) -> str:
 
 
 def _used(name: str, begun: dict[str, None] | None = None) -> list[str]:
-    """Return the names of what a script uses, each behind what it uses, and then its own."""
+    """Return the scripts that a script uses, each after those that it uses, then itself."""
     begun = {} if begun is None else begun
     begun[name] = None
     found = []
@@ -263,7 +265,7 @@ def _parts_of(text: str) -> Iterator[_Part]:
 
 
 def _in_order_of_need(script: str, parts: Iterable[_Part]) -> Iterator[_Part]:
-    """Give the statements in their order, each after what it is the first to need."""
+    """Yield the statements in their order, each after the definitions that it needs first."""
     places: dict[str, tuple[int, _Part]] = {}
     given: set[str] = set()
     open_names: set[str] = set()
