@@ -1,4 +1,4 @@
-"""Lock stores: from a URL to the class that speaks to it."""
+"""Lock stores: `open_store` selects the class by the scheme of a URL."""
 
 import inspect
 import threading
@@ -103,10 +103,11 @@ _SCHEMES = {
     "zookeeper": "zookeeper:ZooKeeperStore",
     "memory": "memory:MemoryStore",
 }
-_OTHERS = "celery_distlock.stores"  # the entry points of stores that other packages bring
-IMPORT = 5.0  # seconds that a fork waits for it; on a busy machine it takes one or two
+_OTHERS = "celery_distlock.stores"  # the entry point group of stores in other packages
+IMPORT = 5.0  # seconds that a fork waits for an import, which takes one or two on a busy machine
 _open: dict[Hashable, Store] = {}
-# A thread of the parent's may have held it; and a signal's handler may come while its thread does.
+# Made again after a fork, since a thread of the parent may have held it. Reentrant, since a signal
+# handler may run in the thread that holds it.
 _mutex = PerProcess(threading.RLock, ForkStage.CONNECTIONS)
 
 
@@ -114,14 +115,15 @@ def open_store(
     url: str, prefix: str = DEFAULT_PREFIX, options: Mapping[str, str] | None = None
 ) -> Store:
     """
-    Return the store at *url*; within a process there is one for the same arguments.
+    Return the store at *url*; in one process, the same arguments give the same store.
 
-    Nothing is sent until it is first used.
+    Sends nothing until the store is first used.
 
     Args:
-        url: As the page about places has it, or of a scheme that another package brings.
-        prefix: What all its records' names begin with.
-        options: What may also stand in the URL's query: given besides it, not in it.
+        url: A URL as documented for ``distlock_url``, or one whose scheme another package provides.
+        prefix: The beginning of all names of its records.
+        options: Options of the URL's query that are given separately. Each may be in one place
+            only.
 
     Raises:
         ConfigurationError: The scheme is unknown, the URL does not parse, or *prefix* or an option
@@ -133,7 +135,7 @@ def open_store(
     with _mutex.value:
         store = _open.get(which)
         if store is None:
-            # A child could not import what a thread of its parent was importing.
+            # A child could not import a module that a thread of its parent was importing.
             with no_fork(IMPORT):
                 store = _open.setdefault(which, _new_store(url, prefix, options))
         return store
@@ -172,7 +174,7 @@ def _place(scheme: str, url: str, options: Mapping[str, str]) -> str:
 
 
 def _installed(scheme: str, url: str) -> Callable[..., Store]:
-    """Return what another package makes stores of this scheme with."""
+    """Return the factory that another package provides for this scheme."""
     others = entry_points(group=_OTHERS)
     if scheme not in others.names:
         if scheme in ("valkey", "valkeys"):

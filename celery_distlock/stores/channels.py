@@ -1,4 +1,4 @@
-"""Where a store tells a blocked caller, or a worker, that it is its turn."""
+"""Inboxes that notify blocked callers of their turn, and channels that push runs to workers."""
 
 import threading
 import time
@@ -12,11 +12,11 @@ __all__ = ["DeliveryChannel", "EventInbox", "Inbox", "PollingInbox"]
 
 class Inbox(ABC):
     """
-    Where one waiter learns that the key may be its own.
+    Notifies one waiter that it may now be granted the key.
 
-    A thread blocks in :meth:`wait`. A coroutine does not: it asks :meth:`on_push` for a call, and
-    :meth:`next_look` for the time after which to look without one. What is here of these two is
-    right for an inbox where nothing is pushed: its waiter looks after short and growing pauses.
+    A thread blocks in :meth:`wait`. A coroutine does not block: it registers a callback with
+    :meth:`on_push`, and learns from :meth:`next_look` when to look without a call. The defaults of
+    these two suit an inbox where nothing is pushed: its waiter looks after short, growing pauses.
     """
 
     FIRST, LAST = 0.01, 0.25  # seconds
@@ -25,21 +25,21 @@ class Inbox(ABC):
     _pause = FIRST
 
     def on_push(self, call: Callable[[], object]) -> None:
-        """Have *call* called, in any thread, whenever something comes or may have come."""
-        return  # nothing ever comes
+        """Register *call*: it is called in any thread when something was, or may be, pushed."""
+        return  # nothing is ever pushed
 
     def next_look(self, timeout: float) -> float:
         """
-        Return the seconds, *timeout* at most, after which to look though nothing was pushed.
+        Return the seconds, at most *timeout*, after which to look even if nothing was pushed.
 
-        Called in a thread, after each look in vain; may take a moment.
+        Called in a thread, after each unsuccessful look; may block for a moment.
         """
         pause, self._pause = self._pause, min(2 * self._pause, self.LAST)
         return min(timeout, pause * clock.jitter(0.5, 1.0))
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
-        """Return when something has come, or after *timeout* seconds; never certain of either."""
+        """Return when something was pushed or after *timeout* seconds, or earlier for no reason."""
 
     @abstractmethod
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Inbox(ABC):
 
 
 class PollingInbox(Inbox):
-    """An inbox where nothing is pushed: its waiter looks again after short and growing pauses."""
+    """An inbox where nothing is pushed: its waiter looks again after short, growing pauses."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -56,11 +56,11 @@ class PollingInbox(Inbox):
         time.sleep(self.next_look(timeout))
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing, since nothing was opened."""
 
 
 class EventInbox(Inbox):
-    """An inbox that is called, in this process, whenever there is something to look at."""
+    """An inbox that is notified by a call in this process."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -68,7 +68,7 @@ class EventInbox(Inbox):
         self._on_push: Callable[[], object] | None = None
 
     def call(self) -> None:
-        """Wake who waits."""
+        """Wake the waiter."""
         self.event.set()
         if self._on_push is not None:
             self._on_push()
@@ -81,10 +81,10 @@ class EventInbox(Inbox):
 
 
 class DeliveryChannel(ABC):
-    """Where a worker takes parked runs whose turn it is, without a way through the broker."""
+    """Receives parked runs whose turn has come, in a worker, without the broker."""
 
     address: str
 
     @abstractmethod
     def close(self) -> None:
-        """Take no more. Idempotent."""
+        """Stop receiving. Idempotent."""

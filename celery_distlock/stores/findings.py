@@ -1,4 +1,4 @@
-"""What a store reports about its own fitness: findings, each with its severity and its remedy."""
+"""Findings that a store reports about its own fitness, each with a severity and a remedy."""
 
 import enum
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ class Severity(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
-    One thing that was examined, and the result.
+    The result of one examination.
 
     Attributes:
-        severity: ``BAD``: there can be no locks. ``DOUBT``: there can, but something may go wrong.
-        subject: What was examined, in a word: ``server``, ``memory``, ``clock``, ...
+        severity: ``BAD``: locks cannot work. ``DOUBT``: they work, but something may go wrong.
+        subject: What was examined, in one word: ``server``, ``memory``, ``clock``, ...
         message: The result, for people.
-        remedy: What an operator can do about it; empty where there is nothing to do.
-        figures: The numbers that the message names, for programs. Times are in seconds.
+        remedy: What an operator can do about it; empty if there is nothing to do.
+        figures: The numbers in the message, for programs. Times are in seconds.
     """
 
     severity: Severity
@@ -38,7 +38,7 @@ class Finding:
 
 
 def clock_finding(offset: float) -> Finding:
-    """Return what is found about a server's clock that is *offset* seconds ahead of this host's."""
+    """Return the finding about a server's clock that is *offset* seconds ahead of this host's."""
     apart = abs(offset) > CLOCKS_APART
     return Finding(
         Severity.DOUBT if apart else Severity.OK,

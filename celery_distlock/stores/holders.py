@@ -1,4 +1,4 @@
-"""The holders of a key, read from the names that its record has."""
+"""The holders of a key, parsed from the owners in its record."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["HoldInfo", "Holder", "holds_of", "known_time"]
 
 LATEST = 253_402_300_799.0  # seconds since the epoch: the year 9999 ends
-_STATES = ("held", "waking", "resting")  # of a hold; a key has the first of those of its holds
+_STATES = ("held", "waking", "resting")  # of a hold; a key's state is the first one of its holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class Holder:
     A task or a thread that holds a key or waits for it.
 
     Attributes:
-        task: The task's name; of a :class:`~celery_distlock.Lock`, its thread's, and of an
-            :class:`~celery_distlock.AsyncLock` that of its asyncio task.
+        task: The task's name; for a :class:`~celery_distlock.Lock`, the name of its thread, and for
+            an :class:`~celery_distlock.AsyncLock`, that of its asyncio task.
         task_id: The task's id; empty for a ``Lock``.
-        host: The host; empty while it is on its way there.
-        pid: The process, 0 likewise. In a prefork pool, the child.
-        owner: The name of this acquisition, as it stands in log lines.
+        host: The host; empty while the task is dispatched.
+        pid: The process; 0 while the task is dispatched. In a prefork pool, the child.
+        owner: The name of this acquisition, as in log lines.
     """
 
     task: str
@@ -45,7 +45,7 @@ class Holder:
 
     @property
     def is_thread(self) -> bool:
-        """Whether it is a thread that holds a ``Lock``; no task, and nothing unreadable."""
+        """Whether this is a thread with a ``Lock``, and not a task or an unreadable owner."""
         return bool(self.host and not self.task_id)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Holder:
 
     @classmethod
     def of(cls, owner: str) -> "Holder":
-        """Read the text of an :class:`~celery_distlock.stores.identities.Owner`."""
+        """Parse the text of an :class:`~celery_distlock.stores.identities.Owner`."""
         known = Owner.parse(owner)
         if known is None:
             return cls(owner, "", owner=owner)
@@ -64,18 +64,19 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class HoldInfo:
     """
-    What one holder has of a key.
+    One holder's part of a key.
 
     Attributes:
         who: The holder.
-        state: ``held``; ``waking``: a parked task is on its way to it; ``resting``: no holder has
-            it, and none gets it until `remaining` is over (`min_hold`, `cooldown`).
-        units: How many units; 1 for an exclusive holder.
-        slot: Which of them, from 0; -1: none of its own.
-        since: When it was granted, in seconds since the epoch by the store's clock; 0: not known.
-        remaining: Seconds that are left of the lease; infinite if its end was taken away.
-        waits_for: The key that its task waits for, where this one is kept meanwhile; None: it is on
-            its way, or `Admin.show` has not looked.
+        state: ``held``; ``waking``: the key is reserved for a parked task that is dispatched;
+            ``resting``: it has no holder, and is not granted until `remaining` is over (`min_hold`,
+            `cooldown`).
+        units: Number of units; 1 for an exclusive holder.
+        slot: The number of its unit, from 0; -1: none.
+        since: When it was granted, in seconds since the epoch by the store's clock; 0: unknown.
+        remaining: Seconds that are left of the lease; infinite if its record has no expiry.
+        waits_for: The other key that the task waits for while this one is reserved for it; None:
+            the task is dispatched, or `Admin.show` has not looked.
     """
 
     who: Holder
@@ -88,13 +89,13 @@ class HoldInfo:
 
 
 def known_time(seconds: float) -> float:
-    """Return a time since the epoch; 0, not known, for what no calendar has."""
+    """Return *seconds* since the epoch, or 0 (unknown) if no calendar has that date."""
     return seconds if 0 < seconds < LATEST else 0.0
 
 
-@functools.lru_cache(maxsize=64)  # a row of a table asks for them several times
+@functools.lru_cache(maxsize=64)  # one row of a table calls this several times
 def holds_of(state: "KeyState", alone: "HolderRecord") -> tuple[HoldInfo, ...]:
-    """Return what each holder has, or the one that is *alone*, those that run first."""
+    """Return the holds of all holders, or of the exclusive one, *alone*; those held first."""
     if not state.token:
         return ()
     waits = dict(state.elsewhere)

@@ -1,4 +1,4 @@
-"""The names by which stores know who asks: owners of keys, and executions of tasks."""
+"""The names in requests to stores: owners of keys, and executions of tasks."""
 
 import functools
 import itertools
@@ -15,10 +15,10 @@ __all__ = ["ExecutionId", "Owner", "is_own", "new_owner", "task_id_of"]
 
 class ExecutionId(NamedTuple):
     """
-    One execution of a task: the same for every delivery of one message.
+    The id of one execution of a task, the same for every delivery of one message.
 
-    Records have its text. ``task.replace()`` sends another task under the same id, one nesting
-    deeper.
+    Records contain its text. ``task.replace()`` sends another task under the same id, with
+    `nesting` one higher.
     """
 
     task_id: str
@@ -28,14 +28,14 @@ class ExecutionId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text; of one that somebody else has written, what stands for the task's id."""
+        """Parse the text of an id; take text of any other form as the task's id."""
         task_id, *numbers = text.rsplit(":", 3)
         if len(numbers) == 3 and all(map(_is_count, numbers)):
             return cls(task_id, *map(int, numbers))
         return cls(task_id)
 
     def is_after(self, other: Self) -> bool:
-        """Whether *other* is an earlier attempt of the same task, or what this one replaces."""
+        """Whether *other* is an earlier attempt of the same task, or a task that this replaces."""
         earlier = (self.nesting, self.retries) > (other.nesting, other.retries)
         return self.task_id == other.task_id and earlier
 
@@ -44,13 +44,13 @@ class ExecutionId(NamedTuple):
 
 
 def is_own(run: str, execution_id: str) -> bool:
-    """Whether what *run* has is for the execution: it is that, or an earlier one has sent it."""
+    """Whether *run* is the execution, or an earlier one of the same task."""
     execution = ExecutionId.parse(execution_id)
     return run == execution_id or execution.is_after(ExecutionId.parse(run))
 
 
 def task_id_of(execution_id: str) -> str:
-    """Return the id of the task that the execution of this text is one of."""
+    """Return the id of the task to which an execution belongs."""
     return ExecutionId.parse(execution_id).task_id
 
 
@@ -60,13 +60,13 @@ def _is_count(text: str) -> bool:
 
 class Owner(NamedTuple):
     """
-    Who acquires a key, as :func:`new_owner` has named it.
+    The owner of one acquisition, as named by :func:`new_owner`.
 
     Attributes:
         host: The host.
         pid: The process. In a prefork pool, the child.
         label: ``task[id]``, or the name of a thread.
-        nonce: Tells the acquisitions of one process from each other.
+        nonce: Makes the acquisitions of one process distinct.
     """
 
     host: str
@@ -76,7 +76,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read the text of a record; None: it is of another form."""
+        """Parse the text of an owner; None if it has another form."""
         parts = text.split("|")
         if len(parts) != 4 or not _is_count(parts[1]):
             return None
@@ -103,7 +103,7 @@ class Owner(NamedTuple):
 
 
 class _Origin:
-    """Names this process in owners; made anew after a fork."""
+    """The process's part of owners' names; re-created after a fork."""
 
     def __init__(self) -> None:
         self.prefix = f"{_word(socket.gethostname())}|{os.getpid()}|"
@@ -111,18 +111,19 @@ class _Origin:
         self.count = itertools.count(1)
 
 
-@functools.lru_cache(maxsize=64)  # threads' names, and the host's
+@functools.lru_cache(maxsize=64)  # for names of threads and of the host
 def _word(text: str) -> str:
     return slot_name(text).replace("|", "%7C")
 
 
 def new_owner(label: str) -> str:
     """
-    Return a name for one acquisition: ``host|pid|label|nonce``, never given twice.
+    Return a unique name for one acquisition: ``host|pid|label|nonce``.
 
-    It is also the request's id, so the store can tell a repeated request from a second one.
+    It is also the request's id, by which the store can distinguish a repeated request from a second
+    one.
     """
-    origin = _origin.value  # one f-string, and no `Owner`: this is part of every acquisition
+    origin = _origin.value  # one f-string and no `Owner`, since every acquisition calls this
     return f"{origin.prefix}{_word(label)}|{origin.nonce}{next(origin.count):x}"
 
 

@@ -1,4 +1,4 @@
-"""What a store can do for operators: list its keys and who waits for them, and count."""
+"""Interfaces of stores that list their keys and waiters, or add up counters, for operators."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ __all__ = ["CountingStore", "ListingStore"]
 
 class ListingStore(Store):
     """
-    A store that knows its keys.
+    A store that can list its keys.
 
     Attributes:
-        left_out: How often so far a look at the keys went without some of them, whose servers did
-            not answer while others did.
+        left_out: How often so far a listing lacked some keys, because their servers did not answer
+            while others did.
     """
 
     _ability: ClassVar[Ability | None] = Ability.LIST
@@ -25,15 +25,15 @@ class ListingStore(Store):
     @abstractmethod
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         """
-        Find the keys that are held or waited for, in batches and in no order; some may be empty.
+        Yield the keys that are held or waited for, in batches and in no order.
 
-        Harmless to a server with many keys, and not a snapshot: what changes meanwhile may be there
-        or not. A key that its name does not tell comes as a :class:`~celery_distlock.keys.Name`.
-        Those of a server that is away are left out, and counted by `left_out`, where there are
-        others.
+        A batch may be empty. The listing is harmless to a server with many keys, and is not a
+        snapshot: a key that changes during the listing may be included or not. A key whose text
+        cannot be restored from its name comes as a :class:`~celery_distlock.keys.Name`. If a server
+        is away while others answer, its keys are left out, and `left_out` counts that.
 
         Args:
-            pattern: As :mod:`fnmatch` has it, case counts.
+            pattern: A pattern of :mod:`fnmatch`; case-sensitive.
 
         Raises:
             StoreUnavailableError: No server answers.
@@ -41,30 +41,30 @@ class ListingStore(Store):
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         """
-        Return who waits for *key*, from place *first* on; before them those on their way.
+        Return the dispatched runs of *key*, then its waiters: a page of each.
 
-        They are numbered, too, and of them likewise *limit* are told from number *first* on: so
-        nobody is left when a page has none of both.
+        The dispatched runs are numbered separately. Up to *limit* of them and up to *limit* waiters
+        are returned, each from number *first* on. So an empty page is after the last one.
 
-        Without their envelopes. Nobody where the store does not know them: its waiters look again
-        and again.
+        The envelopes are not included. The result is empty for a store that does not know its
+        waiters, which look at the key again and again.
         """
         return []
 
 
 class CountingStore(Store):
-    """A store that adds up what is counted, for all processes."""
+    """A store that adds up counters of all processes."""
 
     _ability: ClassVar[Ability | None] = Ability.COUNT
 
     @abstractmethod
     def count(self, counts: Mapping[str, float]) -> None:
         """
-        Add to the store's counters, for :meth:`counts`, which keeps them for thirty days.
+        Add *counts* to the store's counters, which are kept for thirty days.
 
-        Asked once only: after an outage a count may be short.
+        The request is not repeated, so after an outage a counter may be too low.
         """
 
     @abstractmethod
     def counts(self) -> dict[str, float]:
-        """Return what was ever counted."""
+        """Return the counters."""

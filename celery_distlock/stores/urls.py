@@ -1,4 +1,4 @@
-"""What is done with a store's URL, whatever its scheme."""
+"""Parsing and redacting of stores' URLs, for all schemes."""
 
 import re
 from typing import NamedTuple
@@ -10,7 +10,7 @@ _URL = re.compile(r"(?:([^:/?#]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.
 _OPTION = re.compile(r"([?&;])([^=&;?]*)=[^&;]*")
 _WORD = re.compile(r"([?&])[^=&;]+(?=[&;]|$)")
 _PLACE = re.compile(r"(?!:)[\w.-]*(:\d+)?(,[\w.-]+(:\d+)?)*(/[\w/.-]*)?(\?|$)")
-# Options whose values anybody may see. Others may be a password whose name is misspelt.
+# Options whose values are not secret. Any other one may be a password with a misspelt name.
 _HARMLESS = frozenset(
     {
         *("client_name", "db", "master_name", "replicas", "scripts", "sentinel_username"),
@@ -22,7 +22,7 @@ _HARMLESS = frozenset(
 
 
 class UrlParts(NamedTuple):
-    """The parts of a URL, as they stand there."""
+    """The parts of a URL, not decoded."""
 
     scheme: str
     netloc: str
@@ -32,13 +32,13 @@ class UrlParts(NamedTuple):
 
 
 def normalize(url: str) -> str:
-    """Return *url* without blanks around it and line ends in it, its scheme in lower case."""
+    """Return *url* stripped, without tabs and line ends, and with its scheme in lower case."""
     scheme, slashes, rest = re.sub(r"[\t\r\n]", "", url).strip().partition("://")
     return f"{scheme.lower() if slashes else scheme}{slashes}{rest}"
 
 
 def host_and_port(host: str, port: object) -> str:
-    """Return where a server is, as a URL has it."""
+    """Return ``host:port`` as in a URL; an IPv6 address gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -46,8 +46,8 @@ def split_url(url: str) -> UrlParts:
     """
     Return the parts of *url*, which may name several hosts.
 
-    By the regular expression of RFC 3986, appendix B: `urllib.parse.urlsplit` refuses several hosts
-    of which one is an IPv6 address.
+    Uses the regular expression of RFC 3986, appendix B, since `urllib.parse.urlsplit` refuses
+    several hosts if one of them is an IPv6 address.
     """
     found = _URL.fullmatch(url)
     assert found is not None  # every text matches
@@ -55,14 +55,14 @@ def split_url(url: str) -> UrlParts:
 
 
 def redact(url: str) -> str:
-    """Return *url* without its passwords, and without what may be one."""
+    """Return *url* with passwords, and everything that may be one, replaced by ``***``."""
     scheme, slashes, rest = url.partition("://")
     if not slashes:
         scheme, rest = "", url
     shown = _OPTION.sub(_masked, rest)
     userinfo, at, address = shown.rpartition("@")
     if shown.count("@") < rest.count("@") and not _PLACE.match(address):
-        return f"{scheme}{slashes}***"  # a password with special characters looks like options
+        return f"{scheme}{slashes}***"  # a password with special characters may look like options
     user = f"{userinfo.partition(':')[0]}:***@" if at else ""
     address = _WORD.sub(r"\1***", address)
     return f"{scheme}{slashes}{user}{address}"

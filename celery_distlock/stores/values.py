@@ -82,12 +82,12 @@ class Want(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether the request is exclusive: no other holder is allowed."""
+        """Whether the request is exclusive, so that no other holder is allowed."""
         return self.capacity == 1
 
     @property
     def needs(self) -> Ability | None:
-        """The ability that a store needs to grant this; None: a plain lock is enough."""
+        """The ability that a store needs to grant this, or None if a plain lock is enough."""
         if self.rates or not (self.alone or self.units == 1):
             return Ability.QUEUE
         return None if self.alone else Ability.SEVERAL
@@ -442,7 +442,7 @@ class KeyState(NamedTuple):
 
     @property
     def holds(self) -> tuple[HoldInfo, ...]:
-        """What each holder holds: by state, ``held`` first, then those that came first."""
+        """What each holder holds, by state, ``held`` first, then by time of the grant."""
         return holds_of(self, Holder(self.owner, self.run, 1, -1, self.since, self.remaining))
 
     @property
@@ -457,7 +457,7 @@ class KeyState(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """``alone``: held exclusively; ``shared``: others may hold it as well; empty: free."""
+        """``alone`` if it is held exclusively, ``shared`` if others may join, empty if free."""
         return ("shared" if self.holders else "alone") if self.token else ""
 
     @property
@@ -467,14 +467,14 @@ class KeyState(NamedTuple):
 
     @property
     def most(self) -> int | None:
-        """Units that may be in use, by the operator's limit if there is one; None: any number."""
+        """Units that may be in use, by an operator's limit if there is any; None for any number."""
         if self.limit is not None and self.limit.capacity is not None:
             return self.limit.capacity
         return self.capacity or None
 
     @property
     def paused(self) -> bool:
-        """Whether an operator has paused the key: no request is admitted."""
+        """Whether an operator has paused the key, so that no request is admitted."""
         return self.limit is not None and self.limit.pauses
 
     @property

@@ -1,4 +1,4 @@
-"""How a key is taken in ZooKeeper: join its queue, be let in, or watch those before."""
+"""Acquires a key in ZooKeeper: join its queue, be admitted, or watch the nodes before."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .sessions import Exchange, WatchInbox, zk
 
 __all__ = ["GRANT", "Attempt"]
 
-GRANT = 5.0  # seconds for a waiter of this process to take what has become its own
+GRANT = 5.0  # seconds in which a waiter of this process must take a key that has become its own
 
 
 @dataclass
@@ -34,13 +34,13 @@ class Attempt:
         self.asked_at = clock.monotonic()
 
     def take(self) -> Reply:
-        """Look at the queue until it holds still for a reply."""
+        """Read the queue until it stays unchanged for long enough to reply."""
         node = self.node
-        catch_up = node.asked and not node.path  # for what a lost answer may have said
+        catch_up = node.asked and not node.path  # an earlier request, with no answer, may have run
         if node.leftover or node.session not in (None, self.talk.session):
             self.queue.remove(node)
         if node.path and node.capacity != self.request.want.capacity:
-            self.queue.remove(node)  # a change would not be judged anew
+            self.queue.remove(node)  # the nodes behind it would not check a changed capacity
         node.asked = True
         for _ in range(ROUNDS):
             line = self.queue.line_up_to_date() if catch_up else self.queue.line()
@@ -51,7 +51,7 @@ class Attempt:
         raise zk.OperationTimeoutError("its queue changed too often while it was looked at")
 
     def _reply(self, line: list[Place]) -> Reply | None:
-        """Return what *line* means for the request; None if it is another by now."""
+        """Return the reply to the request, given *line*; None if the line has changed by now."""
         kept = [place for place in line if place.kept]
         for place, record in zip(kept, self.queue.read_all(kept), strict=True):
             if record is None or not self.queue.remaining(place, record):
@@ -62,7 +62,7 @@ class Attempt:
         return self._stand(line)
 
     def _stand(self, line: list[Place]) -> Reply | None:
-        """Answer from a place in the line, or from beside it."""
+        """Return the reply to a caller with or without a place in the line; None: it changed."""
         request, node = self.request, self.node
         own, joins = find(line, node.owner), False
         if own is None:
@@ -73,17 +73,17 @@ class Attempt:
                 own = find(line, node.owner)
                 if own is None:
                     return None
-        elif node.path != own.path:  # it was made, and that not answered
+        elif node.path != own.path:  # it was created, but the answer was lost
             read = self.queue.read(own)
             if read is None:
                 return None
             if read.stat.ephemeralOwner == self.talk.session.id:
                 node.found(self.talk.session, own.path, read.facts, read.token)
             else:
-                own = None  # another process made it, as this owner
-        told = self._second_delivery()
-        if told is not None:
-            return told
+                own = None  # created by another process with the same owner
+        ended = self._second_delivery()
+        if ended is not None:
+            return ended
         index = len(line) if own is None else line.index(own)
         if own is not None and not request.want.alone:
             return self._share(line, index, joins=joins)
@@ -92,7 +92,7 @@ class Attempt:
         return self._granted() if joins or self._confirm() else None
 
     def _may_fit(self, line: list[Place]) -> bool:
-        """Whether one who does not wait is to look more closely, by a place in the line."""
+        """Whether a caller that does not wait should join the line to find out if it fits."""
         capacity = self.request.want.capacity
         if not line or (capacity and len(line) >= capacity):
             return not line
@@ -100,7 +100,7 @@ class Attempt:
         return first is not None and not first.facts.alone
 
     def _share(self, line: list[Place], index: int, *, joins: bool) -> Reply | None:
-        """Have the key beside those before, and let those in first who have not come yet."""
+        """Share the key with the nodes before, and first admit those that fit but are not in."""
         node, request = self.node, self.request
         if joins and len(line) == 1:
             node.slot = free_slot(self._facts(), ())
@@ -121,14 +121,15 @@ class Attempt:
         if own.noted or len(line) == 1:
             return self._granted() if self._confirm() else None
         held[index] = own._replace(facts=own.facts._replace(seconds=request.lease))
-        # Those behind watch for this, a first one's too: it may not have been the first for them.
+        # The nodes behind watch for this write. The first node needs it too: they may have read the
+        # line when it was not the first.
         if not self.queue.let_in(line, held):
             return None
         node.lease = request.lease
         return self._granted()
 
     def _kept_out(self, line: list[Place], index: int, held: Sequence[Entry]) -> Reply | None:
-        """Stay in the line; but not as another delivery of a run that has the key."""
+        """Stay in the line, unless this is another delivery of a run that holds the key."""
         run, inbox = self.request.run, self.request.queue
         first = next((n for n, each in enumerate(held) if run and each.facts.run == run), None)
         if first is None:
@@ -143,7 +144,7 @@ class Attempt:
         return Reply(Status.BUSY, self.asked_at, facts.token, facts.owner, run, left)
 
     def _confirm(self) -> bool:
-        """Make sure that the node is there, by a request that no server can answer alone."""
+        """Check that the node exists, by a request that needs the quorum."""
         node, request = self.node, self.request
         if node.lease == request.lease:
             there = self.talk.done(self.talk.ask_quorum(node.path))
@@ -163,12 +164,12 @@ class Attempt:
         self, line: list[Place], index: int, held: Sequence[Entry] | None = None
     ) -> Reply | None:
         """
-        Say who has the key, and wait for news from those who are before.
+        Reply with the holder, and watch the nodes before this one.
 
         Args:
             line: The line.
-            index: How many of it are before.
-            held: Those of them who have the key, if that is known.
+            index: Number of nodes before this one.
+            held: The holders among them, if known.
         """
         node, inbox, waits = self.node, self.request.queue, False
         if inbox is None and node.path:
@@ -183,7 +184,7 @@ class Attempt:
         seen = self.queue.state(line, held[:1])
         left = [max(seen.remaining, 0.001)]
         for place, (_, record) in zip(line, held, strict=False):
-            if place.kept:  # its end may not be told
+            if place.kept:  # no watch may fire at its end
                 left.append(max(self.queue.remaining(place, record), 0.001))
         return Reply(
             Status.BUSY,
@@ -196,18 +197,18 @@ class Attempt:
         )
 
     def _watch(self, line: Sequence[Place], held: Sequence[Entry]) -> bool:
-        """Have the inbox called when it may be worth a look; false if it already is."""
+        """Let the inbox be notified when another look may help; false if it would help now."""
         inbox, want = self.request.queue, self.request.want
         assert isinstance(inbox, WatchInbox)
         if len(held) == len(line) and not want.alone and not held[0].facts.alone:
-            # Nobody is to come in before. As long as all of these stay, there is no room.
+            # No other waiter is before this one. While all of these nodes stay, there is no room.
             return bool(self.talk.watch([place.path for place in line[: want.capacity]], inbox))
         found = self.talk.watch([line[-1].path], inbox)
-        # If the one before was let in meanwhile, it will not change any more.
+        # If the node before was admitted since, it does not change again, and no watch would fire.
         return bool(found) and (len(held) == len(line) or not Record.read(found[0]).facts.token)
 
     def _second_delivery(self, kept: Place | None = None) -> Reply | None:
-        """Return what a second delivery is told, and leave the queue; None if it may run."""
+        """Return the reply to a second delivery, and leave the queue; None if it may execute."""
         request, node = self.request, self.node
         if not request.may_have_ended:
             return None
@@ -222,7 +223,7 @@ class Attempt:
         return Reply(status, self.asked_at, holder_run=request.run, remaining=marks[0].left)
 
     def _claim(self, line: list[Place], kept: Place, record: Record) -> Reply | None:
-        """Put the node where the key was kept for the run."""
+        """Replace the reservation of the key for the run by the run's own node."""
         node, facts, want = self.node, self._facts(record.token), self.request.want
         if record.facts.capacity == want.capacity:
             facts = facts._replace(slot=record.facts.slot)
@@ -234,7 +235,7 @@ class Attempt:
             if not record.facts.alone and 0 < want.capacity <= max(len(others), 1):
                 if self.request.queue is None and len(line) > 1:
                     return self._busy(line, len(line), held)
-                self.talk.delete(kept.path)  # nobody can be alone in a place that others share
+                self.talk.delete(kept.path)  # an exclusive request cannot take a shared unit
                 return None
             facts = facts._replace(slot=free_slot(facts, others))
         if node.path:
@@ -242,12 +243,12 @@ class Attempt:
         path = self.queue.replace(kept, digest(node.owner), facts, ephemeral=True)
         if not path:
             return None
-        self.registry.drop(node.name, kept.nonce)  # if it was this process that kept it
+        self.registry.drop(node.name, kept.nonce)  # if this process had made the reservation
         node.found(self.talk.session, path, facts, facts.token)
         return self._granted()
 
     def _facts(self, token: int = 0) -> Facts:
-        """Return what stands in the node."""
+        """Return the data of the node."""
         request, node = self.request, self.node
         capacity, slot = request.want.capacity, node.slot if token else -1
         return Facts(node.owner, request.run, request.lease, token, capacity, slot)

@@ -1,10 +1,10 @@
 """
-Who of a queue has the key.
+Which nodes of a queue hold the key.
 
-The first has it. Whoever else is not alone was let in: its node then says the token and its slot.
-Those are the next ones of the queue without a gap, for nobody is let in before all who were there
-earlier. A node that goes makes room, so whoever has the key keeps it, however old the look is in
-which that was found.
+The first node holds it. Any other holder shares the key and was admitted: its node then contains
+the token and its slot. Admitted nodes follow the first one without a gap, because no node is
+admitted before all earlier ones. A node that is deleted only makes room. So a holder that was found
+in a read of the queue still holds the key, however old that read is.
 """
 
 from collections.abc import Sequence
@@ -19,24 +19,25 @@ __all__ = ["Entry", "free_slot", "holders"]
 
 
 class Entry(NamedTuple):
-    """One that has the key; `facts` with its token and slot, whether its node says them or not."""
+    """A holder; `facts` includes its token and slot, even if they are not in its node yet."""
 
     facts: Facts
     record: Record
 
     @property
     def noted(self) -> bool:
-        """Whether the node says so."""
+        """Whether the node itself contains the token."""
         return bool(self.record.facts.token)
 
 
 def holders(records: Sequence[Record]) -> list[Entry]:
     """
-    Return those who have the key, of the first *records* of its queue.
+    Return the holders among the first *records* of a queue.
 
-    The last of them may have to be told yet. It takes the places one after another, each by its
-    own capacity, and stops at the first that does not fit, so nobody overtakes. One whose run has
-    the key already stands as if it did not fit; it leaves when it finds that.
+    The last of them may fit without having been admitted yet. The records are checked in order,
+    each by its own capacity, up to the first that does not fit, so none overtakes. A record of a
+    run that holds the key already counts as one that does not fit. Its process removes it when it
+    finds that.
     """
     held: list[Entry] = []
     for record in records:
@@ -59,7 +60,7 @@ def _fits(facts: Facts, held: Sequence[Entry]) -> bool:
 
 
 def free_slot(facts: Facts, held: Sequence[Entry]) -> int:
-    """Return the lowest slot that none of *held* has; -1 where there are none."""
+    """Return the lowest slot that none of *held* has; -1 if this capacity has no slots."""
     if not 1 < facts.capacity <= MOST_SLOTS:
         return -1
     taken = {entry.facts.slot for entry in held}

@@ -1,7 +1,7 @@
 """
-Runs that have ended, so that a second delivery is recognised: for an hour, and up to two.
+Marks of ended runs, by which a second delivery is recognised for one to two hours.
 
-A mark is a node ``done/<hour>/<2 digits>/<the others>``, so that old ones go by the hour.
+A mark is a node ``done/<hour>/<2 digits>/<the others>``, so that old ones are deleted by the hour.
 """
 
 import json
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 HOUR = 3600  # seconds
 _HOUR = re.compile(r"[0-9]{1,12}")
-HOUSEKEEPING = 60.0  # seconds between looks for marks that are too old
+HOUSEKEEPING = 60.0  # seconds between two searches for old marks
 
 
 class CompletedRun(NamedTuple):
-    """The end of a run; if it is held back, for so many seconds, `left` of them are left."""
+    """The end of a run. If its second delivery is held back: the seconds, and those `left`."""
 
     path: str
     held_back: float
@@ -34,7 +34,7 @@ class CompletedRun(NamedTuple):
 
 
 def held_back_of(data: bytes) -> float | None:
-    """Return for how many seconds a mark holds its run back; None if it is none of ours."""
+    """Return for how many seconds a mark holds its run back; None if it is not a valid mark."""
     try:
         seconds = json.loads(data)["held_back"]
     except (ValueError, TypeError, LookupError, RecursionError):
@@ -44,7 +44,7 @@ def held_back_of(data: bytes) -> float | None:
 
 
 class Completions:
-    """The marks in *folder*; while some are made, old ones are deleted."""
+    """The marks in *folder*. Old ones are deleted now and then when marks are made."""
 
     def __init__(self, contact: SessionManager, folder: str) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Completions:
         self._tidied_at = clock.monotonic()
 
     def make(self, talk: Exchange, name: str, run: str, held_back: float = 0.0) -> None:
-        """Note that *run*, which held the key *name*, has ended, or is held back."""
+        """Mark *run*, which held the key *name*, as ended or as held back."""
         path = self._paths(talk, name, run)[0]
         data = json.dumps({"held_back": held_back}).encode()
         try:
@@ -65,7 +65,7 @@ class Completions:
             threading.Thread(target=self.tidy, name="distlock-tidy", daemon=True).start()
 
     def find(self, talk: Exchange, name: str, run: str) -> list[CompletedRun]:
-        """Return what was noted of *run* in this hour and in the last one, the latest first."""
+        """Return the marks of *run* in this hour and in the last one, the latest first."""
         paths = self._paths(talk, name, run)
         found = []
         for path, looking in [(path, talk.client.get_async(path)) for path in paths]:
@@ -81,7 +81,7 @@ class Completions:
         return [f"{self.folder}/{each}/{text[:2]}/{text[2:]}" for each in (hour, hour - 1)]
 
     def tidy(self) -> None:
-        """Delete the marks of hours that are over, if no other process did so within a minute."""
+        """Delete the marks of past hours, unless another process did so within the last minute."""
         try:
             talk = self._contact.talk(TIMEOUT)
             _, stat = talk.result(talk.client.get_async(self.folder))
@@ -95,4 +95,4 @@ class Completions:
         except zk.BadVersionError:
             pass  # another process has just begun
         except FAILURES as error:
-            logger.debug("marks are deleted later: %s", words(error))
+            logger.debug("old marks will be deleted later: %s", words(error))

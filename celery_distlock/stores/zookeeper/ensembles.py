@@ -1,4 +1,4 @@
-"""Which ensemble a URL names, and what speaks against locks there."""
+"""Parses the URL of an ensemble, and finds what makes the ensemble unsuitable for locks."""
 
 import contextlib
 import re
@@ -20,11 +20,11 @@ EXAMPLE = "zookeeper://user:password@host:2181,host:2181/chroot?session=30"
 
 class Ensemble(NamedTuple):
     """
-    What a URL says.
+    The parts of a URL.
 
     Attributes:
         session: The session timeout to ask for, in seconds.
-        user: Empty: nodes are open to all. Else they are for this user alone.
+        user: The only user with access to the nodes; empty: nodes are open to all.
     """
 
     servers: tuple[tuple[str, int], ...]
@@ -45,10 +45,10 @@ class Ensemble(NamedTuple):
 
 def locate(url: str, others: Mapping[str, str]) -> Ensemble:
     """
-    Return what *url*, and options besides it, say; nothing is sent yet.
+    Parse *url* and the options that were given separately; send nothing.
 
     Raises:
-        ConfigurationError: It does not parse, or names an option that there is not.
+        ConfigurationError: The URL does not parse, or names an unknown option.
     """
     try:
         return _parsed(url, others)
@@ -63,14 +63,14 @@ def _parsed(url: str, others: Mapping[str, str]) -> Ensemble:
     userinfo, _, hosts = parts.netloc.rpartition("@")
     user, _, password = map(unquote, userinfo.partition(":"))
     if bool(user) != bool(password):
-        raise ValueError("a user goes with a password")
+        raise ValueError("a user needs a password, and a password a user")
     pairs = [*parse_qsl(parts.query, keep_blank_values=True), *others.items()]
     options = dict(pairs)
     if len(options) < len(pairs):
         raise ValueError("it names an option twice")
     session = options.pop("session", str(SESSION))
-    if parts.fragment:  # not shown: it may be of a password
-        raise ValueError("a # is written %23, else what follows it is ignored")
+    if parts.fragment:  # not shown: it may be part of a password
+        raise ValueError("write a # as %23, otherwise everything after it is ignored")
     if options:
         raise ValueError(f"there is no option {', '.join(map(repr, options))}")
     try:
@@ -78,10 +78,10 @@ def _parsed(url: str, others: Mapping[str, str]) -> Ensemble:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise ValueError(f"session is a number of seconds, not {session!r}")
+        raise ValueError(f"session must be a number of seconds, not {session!r}")
     steps = [step for step in parts.path.split("/") if step]
     if {".", ".."} & set(steps):
-        raise ValueError("a path has no '.' and no '..'")
+        raise ValueError("a path must not contain '.' or '..'")
     servers = tuple(sorted({_server(each) for each in hosts.split(",")}))
     return Ensemble(servers, "".join(f"/{step}" for step in steps), seconds, user, password)
 
@@ -94,28 +94,28 @@ def _server(text: str) -> tuple[str, int]:
 
 
 def find_doubts(ensemble: Ensemble, session: float) -> Iterator[Finding]:
-    """Say what makes it a bad place for locks, if sessions of *session* seconds were agreed."""
+    """Yield doubts about locks there, given that sessions of *session* seconds were agreed."""
     if session != ensemble.session:
         yield Finding(
             Severity.DOUBT,
             "store",
-            f"a session lives {session:g} s and not {ensemble.session:g} as asked for (see"
-            " minSessionTimeout and maxSessionTimeout): no lease is longer, and the key of a"
-            " process that dies is locked for as long",
+            f"a session lasts {session:g} s and not {ensemble.session:g} as requested (see"
+            " minSessionTimeout and maxSessionTimeout): no lease can be longer, and the key of a"
+            " process that dies stays locked for that time",
             figures={"timeout": session, "wanted": ensemble.session},
         )
-    reports = filter(None, map(_report, ensemble.servers))  # the first that answers will do
+    reports = filter(None, map(_report, ensemble.servers))  # the first answer is enough
     if "Mode: standalone" in next(reports, ""):
         yield Finding(
             Severity.DOUBT,
             "server",
-            "this is one server and no ensemble: no lock can be had while it is away",
-            "use servers that fail independently of one another",
+            "this is a single server, not an ensemble: there are no locks while it is down",
+            "use several servers that fail independently of one another",
         )
 
 
 def described(ensemble: Ensemble) -> Iterator[str]:
-    """Say of each server what it tells of itself, for people."""
+    """Yield a description of each server, for people."""
     for server in ensemble.servers:
         facts = dict(_FACT.findall(_report(server)))
         host, port = server
@@ -123,14 +123,14 @@ def described(ensemble: Ensemble) -> Iterator[str]:
             version = facts.get("Zookeeper version", "?")
             yield f"ZooKeeper {version}, {facts['Mode']}, {host} port {port}"
         else:
-            yield f"{host} port {port} does not tell of itself: it is away, or has no command srvr"
+            yield f"{host} port {port} gives no status: it is down, or does not allow srvr"
 
 
 _FACT = re.compile(r"^([\w ]+): ([^\s,-]+)", re.MULTILINE)
 
 
 def _report(server: tuple[str, int]) -> str:
-    """Return what *server* says of itself; "" where it does not answer, or is not allowed to."""
+    """Return the status that *server* reports; "" if it does not answer or must not report."""
     with contextlib.suppress(OSError), socket.create_connection(server, 2.0) as connection:
         connection.sendall(b"srvr")
         return connection.makefile(encoding="utf-8", errors="replace").read()

@@ -1,4 +1,4 @@
-"""What the nodes of a queue say."""
+"""The data of the nodes of a queue."""
 
 import json
 import math
@@ -8,13 +8,13 @@ __all__ = ["Facts", "Record", "facts_of"]
 
 
 class Facts(NamedTuple):
-    """What a node's data say."""
+    """The contents of a node."""
 
     owner: str = ""
     run: str = ""
-    seconds: float = 0.0  # its lease, or how long the key is kept
-    token: int = 0  # 0: the transaction that made the node, once it is the first
-    capacity: int = 1  # that it was asked for with
+    seconds: float = 0.0  # the lease, or how long the key is reserved
+    token: int = 0  # 0: the token is the transaction that made the node, once it is the first
+    capacity: int = 1  # as in the request
     slot: int = -1
 
     @property
@@ -22,10 +22,10 @@ class Facts(NamedTuple):
         return self.capacity == 1
 
     def data(self) -> bytes:
-        told = self._asdict()
-        if self.alone:  # as releases write and read it that let nobody in beside another
-            del told["capacity"], told["slot"]
-        return json.dumps(told).encode()
+        fields = self._asdict()
+        if self.alone:  # the format of releases that have exclusive locks only
+            del fields["capacity"], fields["slot"]
+        return json.dumps(fields).encode()
 
     @property
     def are_ours(self) -> bool:
@@ -37,7 +37,7 @@ class Facts(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A node as it was read."""
+    """A node's contents and stat, as they were read."""
 
     facts: Facts
     stat: Any
@@ -52,17 +52,17 @@ class Record(NamedTuple):
 
     @property
     def came(self) -> float:
-        """When it was made, in seconds since the epoch."""
+        """When the node was created, in seconds since the epoch."""
         return float(self.stat.ctime) / 1000
 
     @property
     def since(self) -> float:
-        """When it was granted the key, as far as that is known."""
+        """When the node was granted the key, as far as known."""
         return self.came if self.facts.alone else float(self.stat.mtime) / 1000
 
 
 def facts_of(data: bytes) -> Facts:
-    """Return what *data* say; nothing if it was not us who made them."""
+    """Parse *data*; return empty facts if this package did not write them."""
     try:
         facts = Facts(**json.loads(data))
     except (TypeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What this process has in an ensemble, and the thread that ends it in time."""
+"""The nodes of this process in an ensemble, and the thread that deletes them when they are due."""
 
 import logging
 import math
@@ -18,27 +18,27 @@ __all__ = ["NodeRegistry", "RegisteredNode"]
 
 logger = logging.getLogger(__name__)
 
-LOOK = 1.0  # seconds; no timer sleeps longer, for it may be the machine that slept
+LOOK = 1.0  # seconds; the longest sleep, since the machine itself may have been suspended
 
 
 @dataclass
 class RegisteredNode:
-    """One node of this process's own."""
+    """A node of this process."""
 
     name: str
     owner: str
-    path: str = ""  # empty: there is none, or its making was not answered
+    path: str = ""  # empty: there is none, or the answer to its creation was lost
     session: Session | None = None
     token: int = 0
-    capacity: int = 1  # this, the slot and the lease: as the node says
+    capacity: int = 1  # this, the slot and the lease: as in the node's data
     slot: int = -1
     lease: float = 0.0
-    believed_until: float = -math.inf  # the end of what was granted or renewed
-    until: float = math.inf  # when it is ended; not while its owner asks or waits for the key
-    asked: bool = False  # its making may have been sent
+    believed_until: float = -math.inf  # the end of the lease that was granted or renewed
+    until: float = math.inf  # when it is deleted; infinite while its owner asks or waits
+    asked: bool = False  # its creation may have been sent
     held: bool = False
-    doomed: bool = False  # its end has come
-    leftover: bool = False  # what is there of its owner is an earlier request's
+    doomed: bool = False  # it is due for deletion
+    leftover: bool = False  # any node of this owner is from an earlier request
     inbox: WatchInbox | None = None
 
     def found(self, session: Session, path: str, facts: Facts, token: int) -> None:
@@ -52,7 +52,7 @@ class RegisteredNode:
 
 
 class NodeRegistry:
-    """Keeps the nodes of this process, and calls *end* for each when its time has come."""
+    """Keeps the nodes of this process, and calls *end* for each when it is due."""
 
     def __init__(self, end: Callable[[RegisteredNode], None]) -> None:
         self._end = end
@@ -67,11 +67,11 @@ class NodeRegistry:
         return self._nodes.get((name, owner))
 
     def knows(self, node: RegisteredNode) -> bool:
-        """Whether it is the node of its owner still."""
+        """Whether *node* is still the node of its owner."""
         return self.find(node.name, node.owner) is node
 
     def asked_for(self, name: str, owner: str) -> RegisteredNode:
-        """Note that *owner* asks for *name*: his node does not end meanwhile."""
+        """Note that *owner* asks for *name*; until the request is over, its node does not end."""
         with self._mutex:
             node = self._nodes.get((name, owner))
             if node is None or node.doomed or node.lost:
@@ -87,7 +87,7 @@ class NodeRegistry:
         self._see_to(node.until)
 
     def put_off(self, hold: Ownership, session: Session, now: float) -> str:
-        """Put a hold's end off; return its node's path, or "" if there is none in that session."""
+        """Extend a hold's end; return its node's path, or "" if there is none in that session."""
         with self._mutex:
             node = self.find(slot_name(hold.key), hold.owner)
             if node is None or node.session is not session or not node.held:
@@ -99,7 +99,7 @@ class NodeRegistry:
             return node.path
 
     def woken(self, node: RegisteredNode, until: float) -> None:
-        """Note that a waiter has to come, or lose his turn."""
+        """Note that a waiter must take the key by *until*, or lose its turn."""
         with self._mutex:
             if node.held:
                 return
@@ -143,10 +143,10 @@ class NodeRegistry:
 
     def _run(self) -> None:
         while not self._closed:
-            self._next = math.inf  # whatever comes while we look is looked at again
+            self._next = math.inf  # so that nodes added from here on wake this thread
             try:
                 self._tend()
-            except Exception:  # noqa: BLE001  # it is said
+            except Exception:  # noqa: BLE001  # it is logged
                 text = "unexpected error while expiring ZooKeeper nodes; trying again"
                 say(logger, logging.ERROR, text, exc_info=True)
                 self._news.wait(LOOK)
@@ -167,7 +167,7 @@ class NodeRegistry:
                 if not node.lost:
                     self._end(node)
             except FAILURES as error:
-                logger.debug("%s is ended later: %s", node.path, words(error))
+                logger.debug("%s will be deleted later: %s", node.path, words(error))
                 node.until = clock.monotonic() + LOOK
             else:
                 self.forget(node)

@@ -1,8 +1,8 @@
 """
 The queue of one key: the nodes in its folder, in the order of their numbers.
 
-A node is called ``<digest of its owner>-<number>``. That of a key that is kept for a run has a
-nonce behind the digest, to be like no other's.
+A node's name is ``<digest of its owner>-<number>``. The node of a key that is reserved for a run
+has a nonce after the digest, which makes its name unique.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 DIGITS = 32  # of a digest
-LAST_NUMBER = 2**31 - 1  # of a key's nodes, after which ZooKeeper gives the same one again
+LAST_NUMBER = 2**31 - 1  # of a key's nodes; after it ZooKeeper repeats the same number
 MOST_AT_ONCE = 100  # nodes in one transaction
-ROUNDS = 20  # looks at a queue that changes under our eyes, in one attempt
+ROUNDS = 20  # reads of a queue that keeps changing, in one attempt
 FREE = KeyState("", 0, "", 0.0, 0.0, 0)
 _NAME = re.compile(rf"([0-9a-f]{{{DIGITS}}})([0-9a-f]*)-(\d{{10}})")
 
@@ -65,7 +65,7 @@ def find(line: Sequence[Place], owner: str) -> Place | None:
 
 
 class Queue:
-    """The queue of the key *name*, in one talk."""
+    """The queue of the key *name*, in one exchange."""
 
     def __init__(self, talk: Exchange, locks: str, name: str, registry: NodeRegistry) -> None:
         self.folder = f"{locks}/{escaped(name)}"
@@ -82,12 +82,12 @@ class Queue:
         return sorted(Place(int(n[3]), n[1], n[2], f"{self.folder}/{n[0]}") for n in ours)
 
     def line_up_to_date(self) -> list[Place]:
-        """Return the line with what others, or lost requests of ours, have done to it by now."""
+        """Return the line, including all that other processes and unanswered requests have done."""
         self._talk.catch_up(self._locks)
         return self.line()
 
     def join(self, node: RegisteredNode, facts: Facts) -> list[Place]:
-        """Make the node; return the line as it is then, or [] if there was no folder."""
+        """Create the node; return the line after that, or [] if there was no folder."""
         client = self._talk.client
         making = client.create_async(
             f"{self.folder}/{digest(node.owner)}-",
@@ -106,13 +106,13 @@ class Queue:
         if int(path[-10:]) >= LAST_NUMBER:
             self._talk.delete(path)
             raise StoreError(
-                f"{self.folder} has no more numbers; it goes when nobody is there for a minute, or"
-                " delete it then"
+                f"{self.folder} has no more numbers; it is deleted when it was empty for a minute,"
+                " or delete it yourself when it is empty"
             )
         return self._line(self._talk.result(looking))
 
     def replace(self, place: Place, name: str, facts: Facts, *, ephemeral: bool) -> str:
-        """Put a node where another one is, in one step; return its path, or "" if that is gone."""
+        """Replace a node by another one in one step; return its path, or "" if the old is gone."""
         path = f"{self.folder}/{name}-{place.number:010d}"
         change = self._talk.client.transaction()
         change.delete(place.path)
@@ -120,7 +120,7 @@ class Queue:
         return path if self._talk.done(change.commit_async()) else ""
 
     def remove(self, node: RegisteredNode) -> None:
-        """Delete the node, or whatever else is there of its owner."""
+        """Delete the node; if its path is unknown, delete all nodes of its owner."""
         if node.path:
             self._talk.delete(node.path)
         else:
@@ -131,16 +131,17 @@ class Queue:
 
     def let_in(self, line: Sequence[Place], entries: Sequence[Entry]) -> bool:
         """
-        Note in the nodes of *entries*, the first of the line, that they have the key.
+        Write to the nodes of *entries*, the first of the line, that they hold the key.
 
-        A first one, of several, is known to have it without that. False if not all of it was done:
-        one of them is gone, or somebody else has noted it.
+        The first of several entries needs no write: it is known to hold the key. False if not all
+        writes were done: a node is gone, or another process has written to it.
         """
         change = self._talk.client.transaction()
         alone = len(entries) == 1
         news = [n for n, entry in enumerate(entries) if not entry.noted and (n or alone)]
         if news[0]:
-            # While that one has it the token is the same, and it comes before all who are let in.
+            # While the node before holds the key, the token is the same. It also precedes all nodes
+            # that are admitted here.
             change.check(line[news[0] - 1].path, -1)
         for n in news[:MOST_AT_ONCE]:
             facts, record = entries[n]
@@ -148,7 +149,7 @@ class Queue:
         return self._talk.done(change.commit_async()) and len(news) <= MOST_AT_ONCE
 
     def read(self, place: Place) -> Record | None:
-        """Return what a node says; None if it is gone."""
+        """Read a node; None if it is gone."""
         got = self._talk.get(place.path)
         return None if got is None else Record.read(got)
 
@@ -158,7 +159,7 @@ class Queue:
         return [None if got is None else Record.read(got) for got in found]
 
     def entries(self, line: Sequence[Place]) -> list[Entry] | None:
-        """Return those of the line who have the key; None if one of them is gone by now."""
+        """Return the holders in the line; None if one of the nodes is gone by now."""
         records: list[Record] = []
         for some in (line[:1], *batches(line[1:], MOST_HOLDERS)):
             for record in self.read_all(some):
@@ -171,14 +172,14 @@ class Queue:
         return holders(records)
 
     def held(self, line: Sequence[Place], own: Place) -> Facts | None:
-        """Return what is said of one of the line, with its token, if it has the key."""
+        """Return the facts of a node in the line, with its token; None if it does not hold it."""
         index, read = line.index(own), self.read(own)
         if read is None or (index and not read.facts.token):
             return None
         return read.facts if read.facts.token else holders([read])[0].facts
 
-    def those_who_wait(self) -> list[Place]:
-        """Return the line without those who have the key."""
+    def without_holders(self) -> list[Place]:
+        """Return the line without the holders."""
         for _ in range(ROUNDS):
             line = self.line()
             held = self.entries(line) if line else []
@@ -187,7 +188,7 @@ class Queue:
         raise zk.OperationTimeoutError("the queue changed too often while it was looked at")
 
     def remaining(self, place: Place, record: Record) -> float:
-        """Return for how many seconds more the key is its own, as far as is known."""
+        """Return for how many seconds the hold lasts, as far as known."""
         left = record.facts.seconds
         node = self._registry.find(self._name, record.facts.owner)
         if place.kept:
@@ -197,7 +198,7 @@ class Queue:
         return left
 
     def waiting(self, line: Sequence[Place]) -> list[Waiter]:
-        """Return who waits in the places of *line*, but for those who are gone."""
+        """Return the waiters in the places of *line*, without those that are gone."""
         return [
             Waiter(each.facts.owner, "", each.came, want=Want(1, each.facts.capacity))
             for each in self.read_all(line)
@@ -205,24 +206,26 @@ class Queue:
         ]
 
     def state(self, line: Sequence[Place], held: Sequence[Entry]) -> KeyState:
-        """Return what is to be told of the key if *held* have it, the first of the line."""
-        told = [
+        """Return a snapshot of the key, whose holders are *held*, the first of the line."""
+        shown = [
             Holder(facts.owner, facts.run, 1, facts.slot, record.since, left)
             for place, (facts, record) in zip(line, held, strict=False)
             if (left := self.remaining(place, record)) or not place.kept
         ]
-        if not told:
+        if not shown:
             return FREE
-        owner, run, _, _, since, left, _ = told[0]
+        owner, run, _, _, since, left, _ = shown[0]
         state = KeyState(owner, held[0].facts.token, run, since, left, 0)
         if held[0].facts.alone:
             return state
         capacity = held[-1].facts.capacity
-        return state._replace(holders=tuple(told[:MOST_HOLDERS]), used=len(told), capacity=capacity)
+        return state._replace(
+            holders=tuple(shown[:MOST_HOLDERS]), used=len(shown), capacity=capacity
+        )
 
 
 def look_at(talk: Exchange, queues: Sequence[Queue]) -> list[KeyState]:
-    """Look at several keys, with two questions for each unshared one, of which all go at once."""
+    """Return snapshots of several keys: two requests for each exclusive one, all sent at once."""
     states: dict[Queue, KeyState] = {}
     for _ in range(ROUNDS):
         left = [queue for queue in queues if queue not in states]
@@ -233,14 +236,14 @@ def look_at(talk: Exchange, queues: Sequence[Queue]) -> list[KeyState]:
         heads = [place.path for line in lines for place in line[:2]]
         found = dict(zip(heads, talk.each(talk.client.get_async, heads), strict=True))
         for queue, line in zip(left, lines, strict=True):
-            state = _told(queue, line, [found[place.path] for place in line[:2]])
+            state = _state(queue, line, [found[place.path] for place in line[:2]])
             if state is not None:
                 states[queue] = state
     raise zk.OperationTimeoutError("a queue changed too often while it was looked at")
 
 
-def _told(queue: Queue, line: Sequence[Place], found: Sequence[Any]) -> KeyState | None:
-    """Return what a line means, its first two nodes as *found*; None if one of them is gone."""
+def _state(queue: Queue, line: Sequence[Place], found: Sequence[Any]) -> KeyState | None:
+    """Return the state of a line whose first two nodes are *found*; None if a node is gone."""
     if None in found:
         return None
     if not line:
@@ -263,14 +266,14 @@ def _told(queue: Queue, line: Sequence[Place], found: Sequence[Any]) -> KeyState
 
 
 def escaped(name: str) -> str:
-    """Return *name* as a node's name; different for different names, readable where it can be."""
+    """Return *name* as a node's name: unique for each name, and readable where possible."""
     text = quote(name, safe=":,=@+!~", errors="surrogatepass")
     return text.replace(".", "%2E") if text in {".", ".."} else text
 
 
 def unescaped(node: str) -> str:
     """Return the name that was `escaped`."""
-    return unquote(node, errors="surrogateescape")  # a name that is none of ours, say %FF
+    return unquote(node, errors="surrogateescape")  # another program's name may contain %FF
 
 
 def digest(text: str) -> str:

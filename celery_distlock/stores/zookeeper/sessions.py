@@ -1,4 +1,4 @@
-"""Sessions with a ZooKeeper ensemble, over kazoo's client, and what is asked in them."""
+"""Sessions with a ZooKeeper ensemble over kazoo's client, and the requests in them."""
 
 import atexit
 import contextlib
@@ -47,9 +47,9 @@ T = TypeVar("T")
 FAILURES = (zk.KazooException, OSError)
 TIMEOUT = 5.0  # seconds for one attempt at a request; a slower server is treated as gone
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt
-GLANCE = 0.2  # seconds between looks whether a session is still there to give an answer
+GLANCE = 0.2  # seconds between checks that a session is not lost, while waiting for an answer
 
-# What a transaction's parts say of which none was done, for a node was not as expected.
+# The results in a transaction of which nothing was done, since a node was not as expected.
 _UNDONE = (
     zk.BadVersionError,
     zk.NoNodeError,
@@ -72,13 +72,13 @@ _ANSWERLESS = (
 
 
 class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
-    """Makes a folder that the server deletes when it has been empty for a while; not in kazoo."""
+    """Creates a folder that the server deletes once it was empty for a while; not in kazoo."""
 
     type = 19
 
 
 class WatchInbox(EventInbox):
-    """Woken by a change to the nodes that it watches, and by the end of the connection."""
+    """An inbox that is woken by changes to the nodes it watches, and when the connection ends."""
 
     def __init__(self, owner: str) -> None:
         super().__init__(owner)
@@ -95,11 +95,11 @@ class WatchInbox(EventInbox):
             self.event.clear()
 
     def close(self) -> None:
-        """Nothing is opened: a watch that nobody waits for any more wakes nobody."""
+        """Do nothing: without a waiter, a watch has no effect."""
 
 
 class Session:
-    """One session, lost once and for all. kazoo's client goes on with another."""
+    """One session; a lost one is never used again, though kazoo's client would open another."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         user, password = ensemble.user, ensemble.password
@@ -122,7 +122,7 @@ class Session:
         self.prepared = False  # the folders are there
         self.id = 0
         self.timeout = 0.0  # seconds, as agreed
-        self._ahead = 0.0  # the ensemble's clock, of ours
+        self._ahead = 0.0  # seconds by which the ensemble's clock is ahead of ours
         self._inboxes: set[WatchInbox] = set()
         self._bound_connecting()
         self.client.add_listener(self._changed)
@@ -130,9 +130,9 @@ class Session:
 
     def _bound_connecting(self) -> None:
         """
-        Leave a server that is silent while we connect; learn the timeout that was agreed.
+        Limit the time for connecting to a silent server, and learn the negotiated timeout.
 
-        kazoo would wait for most of a session, and keeps the timeout to itself.
+        kazoo would wait for most of the session timeout, and does not expose the negotiated one.
         """
         connection, handler = self.client._connection, self.client.handler
         invoke, create_connection = connection._invoke, handler.create_connection
@@ -153,7 +153,7 @@ class Session:
             self._end()
 
     def close(self) -> None:
-        """End the session, and with it all its nodes."""
+        """End the session, which deletes all its nodes."""
         thread = self._end()
         thread.join(TIMEOUT)
         if thread.is_alive():
@@ -170,11 +170,11 @@ class Session:
         try:
             self.client.stop()
             self.client.close()
-        except Exception as error:  # noqa: BLE001  # whatever it is, there is no more to be done
-            logger.debug("a session did not end as it should: %s", error)
+        except Exception as error:  # noqa: BLE001  # nothing more can be done about any error
+            logger.debug("a session did not end cleanly: %s", error)
 
     def abandon(self) -> None:
-        """Close our copies of what belongs to the process that we were forked from."""
+        """Close this process's copies of the sockets, which belong to its parent."""
         self.lost = True
         atexit.unregister(self.client.handler.stop)
         connection = self.client._connection
@@ -183,22 +183,22 @@ class Session:
                 each.close()
 
     def hang_up(self) -> None:
-        """Break the connection: kazoo would bear with a silent server for most of a session."""
+        """Break the connection, as kazoo would wait for most of the session timeout."""
         with contextlib.suppress(Exception):
             self.client._connection._socket.shutdown(socket.SHUT_RDWR)
 
     def time(self) -> float:
-        """Return the time by the ensemble's clock, about."""
+        """Return the approximate time of the ensemble's clock."""
         return clock.monotonic() + self._ahead
 
     def set_time(self, ms: int) -> None:
         self._ahead = ms / 1000 - clock.monotonic()
 
     def watch(self, paths: Sequence[str], inbox: WatchInbox) -> list[Any]:
-        """Ask for the nodes' data, and have *inbox* woken by what becomes of them."""
+        """Request the nodes' data, and wake *inbox* when one of the nodes changes."""
         inbox.watched = frozenset(paths)
         self._inboxes.add(inbox)
-        # One callback for all: kazoo cannot forget one, and would collect them.
+        # One callback for all: kazoo cannot remove a callback, so others would accumulate.
         return [self.client.get_async(path, self._noticed) for path in paths]
 
     def unwatch(self, inbox: WatchInbox) -> None:
@@ -208,7 +208,7 @@ class Session:
         self._wake(event.path)
 
     def _wake(self, path: str | None = None) -> None:
-        """Wake who watches *path*; all if there is none: with the connection, all watches break."""
+        """Wake the inboxes that watch *path*, or all: watches end with the connection."""
         for inbox in list(self._inboxes):
             if not path or path in inbox.watched:
                 inbox.wake()
@@ -229,16 +229,16 @@ def _handler() -> Any:
 
 
 def words(error: Exception) -> str:
-    """Return what *error* says; kazoo's are often their names alone."""
+    """Return the text of *error* with its class; many of kazoo's errors have no text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class SilenceError(zk.OperationTimeoutError):  # type: ignore[misc]  # likewise
-    """No answer within the time that we wait for one."""
+    """No answer came in time."""
 
 
 class Exchange:
-    """One attempt at a request: a session, and until when its answers are waited for."""
+    """One attempt at a request: a session, and the deadline for its answers."""
 
     def __init__(self, session: Session, deadline: float) -> None:
         self.session = session
@@ -260,7 +260,7 @@ class Exchange:
     def _wait(
         self, wait: Callable[[float], object], done: Callable[[], bool], otherwise: str
     ) -> None:
-        # In steps, for nothing is done any more once a session is lost.
+        # In steps, since no answer comes once the session is lost.
         left = self._deadline - time.monotonic()
         while not done() and not self.session.lost and left > 0:
             wait(min(left, GLANCE))
@@ -271,29 +271,29 @@ class Exchange:
             raise SilenceError(otherwise)
 
     def found(self, pending: Any) -> Any:
-        """Wait for an answer about a node, and return it; None if the node is not there."""
+        """Wait for an answer about a node, and return it; None if there is no such node."""
         try:
             return self.result(pending)
         except zk.NoNodeError:
             return None
 
     def get(self, path: str) -> Any:
-        """Return the node's data and its stat; None if it is not there."""
+        """Return the node's data and stat; None if there is no such node."""
         return self.found(self.client.get_async(path))
 
     def children(self, path: str) -> list[str]:
         return self.found(self.client.get_children_async(path)) or []
 
     def delete(self, path: str) -> bool:
-        """Return whether it was there."""
+        """Delete a node; return whether it existed."""
         return self.found(self.client.delete_async(path)) is not None
 
     def rewrite(self, path: str, data: bytes) -> bool:
-        """Return whether it was there."""
+        """Overwrite a node's data; return whether it existed."""
         return self.found(self.client.set_async(path, data)) is not None
 
     def watch(self, paths: Sequence[str], inbox: WatchInbox) -> list[Any]:
-        """Wake *inbox* when one of the nodes changes; return them, or [] if one is gone."""
+        """Wake *inbox* when one of the nodes changes; return their data, or [] if one is gone."""
         found = [self.found(pending) for pending in self.session.watch(paths, inbox)]
         if None not in found:
             return found
@@ -301,11 +301,11 @@ class Exchange:
         return []
 
     def catch_up(self, path: str) -> None:
-        """See from now on what others have done by now, at whatever server."""
+        """Sync with the leader, so that later reads include all that other processes have done."""
         self.result(self.client.sync_async(path))
 
     def each(self, ask: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        """Ask about nodes, about all of them at once; None of one that is not there."""
+        """Call *ask* for all nodes at once; return the answers, None for a missing node."""
         return [self.found(pending) for pending in [ask(path) for path in paths]]
 
     def create_container(self, path: str) -> None:
@@ -315,13 +315,13 @@ class Exchange:
             self.result(pending)
 
     def ask_quorum(self, path: str) -> Any:
-        """Begin to ask whether the node is there, in a way that no server can answer alone."""
+        """Start a check that the node exists, in a way that needs the quorum."""
         change = self.client.transaction()
         change.check(path, -1)
         return change.commit_async()
 
     def done(self, pending: Any) -> bool:
-        """Wait for a transaction; false if none of it was done: a node was not as expected."""
+        """Wait for a transaction; false if nothing was done, as a node was not as expected."""
         errors = [answer for answer in self.result(pending) if isinstance(answer, Exception)]
         for error in errors:
             if not isinstance(error, _UNDONE):
@@ -329,7 +329,7 @@ class Exchange:
         return not errors
 
     def prepare(self, *folders: str) -> None:
-        """Make the folders that everything is in, and read the ensemble's clock."""
+        """Create the top folders, and read the ensemble's clock."""
         stat = self.found(self.client.set_async(folders[0], b""))
         if stat is None:
             for folder in folders:
@@ -341,11 +341,11 @@ class Exchange:
 
 class SessionManager:
     """
-    The way to an ensemble: one session at a time, begun when it is needed.
+    Keeps one session with an ensemble at a time, opened when it is needed.
 
     Args:
-        ensemble: With whom.
-        folders: What has to be there before anything is asked.
+        ensemble: The ensemble.
+        folders: The folders to create before the first request.
     """
 
     def __init__(self, ensemble: Ensemble, *folders: str) -> None:
@@ -359,12 +359,12 @@ class SessionManager:
 
     def ask(self, work: Callable[[Exchange], T], what: str, *, only: float | None = None) -> T:
         """
-        Do *work* until all that it asks is answered, three times at most.
+        Call *work* until all of its requests are answered, at most three times.
 
         Args:
-            work: What to do; may be repeated.
-            what: The key, or what else it is about, for error messages.
-            only: Try once, for so many seconds.
+            work: The requests to make; may be repeated.
+            what: The key or another subject, for error messages.
+            only: Make one attempt, of that many seconds.
         """
         address, failure = self.ensemble.address, None
         for pause in PAUSES if only is None else (0.0,):
@@ -375,8 +375,8 @@ class SessionManager:
             except _ANSWERLESS as error:
                 failure = error
                 if isinstance(error, SilenceError) and only is None and self.session:
-                    self.session.hang_up()  # so that another server is asked
-            except zk.NoNodeError as error:  # somebody has deleted the folders
+                    self.session.hang_up()  # so that the next attempt uses another server
+            except zk.NoNodeError as error:  # the folders were deleted
                 failure = error
                 if self.session:
                     self.session.prepared = False
@@ -388,7 +388,7 @@ class SessionManager:
         raise StoreUnavailableError(f"{address} cannot serve: {words(failure)}") from failure
 
     def talk(self, timeout: float) -> Exchange:
-        """Return what one attempt of *timeout* seconds speaks through, connected."""
+        """Return a connected exchange for one attempt of *timeout* seconds."""
         with self._mutex:
             if self.session is None or self.session.lost:
                 self.session = Session(self.ensemble)
@@ -399,14 +399,14 @@ class SessionManager:
         return talk
 
     def close(self) -> None:
-        """End the session; the next use begins another."""
+        """End the session; the next use opens another."""
         with self._mutex:
             session, self.session = self.session, None
         if session is not None:
             session.close()
 
     def after_fork(self) -> None:
-        """Drop what a fork inherited, without a word to the ensemble: it is the parent's."""
+        """Drop the session inherited by a fork; send nothing, since it is the parent's."""
         session = self.session
         self._begin()
         if session is not None:

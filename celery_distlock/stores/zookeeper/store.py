@@ -1,27 +1,27 @@
 """
 The store over a ZooKeeper ensemble, 3.5 or later.
 
-A lock is a queue of nodes, each ephemeral and numbered by the ensemble. The lowest holds the key;
-each of the others watches the one before it and nothing else.
+A lock is a queue of nodes, each ephemeral and numbered by the ensemble. The node with the lowest
+number holds the key. Each of the others watches only the node before it.
 
-Where a key is shared, the next ones hold it as well: each is let in by a note in its node, when all
-before it hold the key and leave a unit. Only the first of those who wait watches holders, as many
-as its capacity: one of these has to go before there is room for it. Whoever comes notes it for
-those before, too, if they fit and have not come yet.
+If a key is shared, the next nodes hold it as well. A node is admitted by a write to its data, once
+all nodes before it hold the key and leave a unit. Only the first waiter watches holders, as many as
+its capacity: there is no room for it until one of these is gone. A process that joins also admits
+the nodes before its own that fit and have not been admitted yet.
 
 The sign of life is the session: a process that dies keeps its keys until its session ends, however
-short their leases. A lease that is shorter is ended by its process, a longer one is refused.
+short their leases are. A process ends a shorter lease itself. A longer lease is refused.
 
-What grants or confirms a hold has gone through the quorum, for a server that has lost its leader
-still answers what only reads. With one server, a session then lasts for its whole time from there.
-In an ensemble the leader hears of it with the next ping: if a follower is cut off between its
-answer and that ping, the session may end up to a third earlier than believed. A session of 1.5
-leases or more makes up for that, for a process that runs normally; a process that was itself
+Every request that grants or confirms a hold has gone through the quorum, because a server that has
+lost its leader still answers reads. With one server, the session then lasts for its whole timeout
+from there. In an ensemble the leader learns of it with the next ping: if a follower is cut off
+between its answer and that ping, the session may end up to a third earlier than believed. A session
+of 1.5 leases or more makes up for that, for a process that runs normally. A process that was itself
 stopped for most of a session is not covered.
 
-The token is the transaction that made the node. Numbers and transactions rise together, so tokens
-rise with every grant, also after the key's folder has gone. Who is let in beside others has their
-token.
+The token is the transaction that created the node. Numbers and transactions rise together, so
+tokens rise with every grant, also after the key's folder was deleted. A node that joins other
+holders gets their token.
 """
 
 import logging
@@ -68,13 +68,13 @@ __all__ = ["ZooKeeperStore"]
 
 logger = logging.getLogger(__name__)
 
-CLAIM = 5.0  # seconds at least for a run to be settled
-BATCH = 100  # keys that are asked for at once
+CLAIM = 5.0  # seconds that a run has at least to become settled
+BATCH = 100  # keys in one request
 
 
 @dataclass
 class _Departure:
-    """A release; `sent`: an attempt at it may have been executed."""
+    """A release; `sent`: an earlier attempt may have been executed."""
 
     name: str
     owner: str
@@ -83,7 +83,7 @@ class _Departure:
 
 
 class ZooKeeperStore(ListingStore):
-    """See the module; *url* as :func:`.ensembles.locate` takes it."""
+    """A store over ZooKeeper, see the module; *url* as for :func:`.ensembles.locate`."""
 
     abilities = frozenset({Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})
 
@@ -107,7 +107,8 @@ class ZooKeeperStore(ListingStore):
         try:
             reply = self._contact.ask(lambda talk: self._attempt(talk, request, node), key)
         except BaseException:
-            # The node may be there all the same. If nobody asks again, it must not stay.
+            # The node may exist in spite of the error. Unless the request is repeated, it must not
+            # stay.
             self._registry.end_at(node, max(node.believed_until, clock.monotonic() + GRANT))
             raise
         if not node.path:
@@ -125,11 +126,11 @@ class ZooKeeperStore(ListingStore):
 
     def _too_long(self, talk: Exchange, lease: float) -> str:
         asked, given = self._ensemble.session, talk.session.timeout
-        cut = f" (not {asked:g} as asked: raise its maxSessionTimeout)" if asked > given else ""
+        cut = f" (not {asked:g} as requested: raise its maxSessionTimeout)" if asked > given else ""
         return (
-            f"a lease of {lease:g} s is longer than a session lives at {self.address} without a"
-            f" sign of its process, {given:g} s{cut}: shorten the lease, or ask for longer sessions"
-            f" with ?session={math.ceil(lease)}"
+            f"a lease of {lease:g} s is longer than the session timeout at {self.address},"
+            f" {given:g} s{cut}: shorten the lease, or request longer sessions with"
+            f" ?session={math.ceil(lease)}"
         )
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
@@ -157,7 +158,7 @@ class ZooKeeperStore(ListingStore):
         self, talk: Exchange, holds: Sequence[Ownership], asked_at: float
     ) -> list[RenewOutcome]:
         paths = [self._registry.put_off(hold, talk.session, asked_at) for hold in holds]
-        # What is read after a write that the quorum has seen is at least as new as that.
+        # A read after a write through the quorum is at least as new as that write.
         writing = talk.ask_quorum(self._locks)
         looking = [talk.client.exists_async(path) if path else None for path in paths]
         talk.done(writing)
@@ -172,14 +173,14 @@ class ZooKeeperStore(ListingStore):
         return outcomes
 
     def _standing(self, talk: Exchange, hold: Ownership) -> RenewOutcome:
-        """Return what has become of a key that we do not hold (any more)."""
+        """Return the outcome of renewing a key that this process does not hold (any longer)."""
         queue = self._queue(talk, slot_name(hold.key))
         line = queue.line()
         own = find(line, hold.owner)
         if own is not None:
             read = queue.read(own)
             if read is not None and read.stat.ephemeralOwner != talk.session.id:
-                return RenewOutcome.UNKNOWN  # another process's: we can look, but not prolong it
+                return RenewOutcome.UNKNOWN  # another process's node can be read but not extended
             line.remove(own)
         first = queue.read(line[0]) if line else None
         return RenewOutcome.HELD if first and first.facts.alone else RenewOutcome.LOST
@@ -192,7 +193,7 @@ class ZooKeeperStore(ListingStore):
         def leave(talk: Exchange) -> bool:
             if isinstance(inbox, WatchInbox):
                 talk.session.unwatch(inbox)
-            # Marked first: whoever finds the key free is to find this too.
+            # Marked first, so that a caller that finds the key free also finds the mark.
             if run and completion is Completion.UNSETTLED:
                 left = node.until - clock.monotonic() if node is not None and node.held else 0.0
                 held_back = max(left, CLAIM) if left < math.inf else CLAIM
@@ -209,14 +210,14 @@ class ZooKeeperStore(ListingStore):
             raise
 
     def _leave(self, talk: Exchange, departure: _Departure) -> bool:
-        """Return whether the key was the owner's, now or at an attempt that got no answer."""
+        """Return whether the owner held the key, now or at an attempt that got no answer."""
         node = self._registry.find(departure.name, departure.owner)
         queue = self._queue(talk, departure.name)
         if node is not None and node.held and node.path and departure.keep_for is None:
             before, departure.sent = departure.sent, True
             released = talk.delete(node.path) or before
         else:
-            # It may have been made by another process, through another server.
+            # The node may have been created by another process, through another server.
             line = queue.line_up_to_date()
             own = [place for place in line if place.is_of(departure.owner)]
             held = queue.held(line, own[0]) if own else None
@@ -230,7 +231,7 @@ class ZooKeeperStore(ListingStore):
         return released
 
     def _keep(self, talk: Exchange, departure: _Departure, own: Place, held: Facts) -> bool:
-        """Put a node that outlives us where ours is, for a run to claim."""
+        """Replace our node by one that outlives this process, for a run to claim."""
         assert departure.keep_for is not None
         run, seconds = departure.keep_for
         queue, nonce = self._queue(talk, departure.name), secrets.token_hex(8)
@@ -277,7 +278,7 @@ class ZooKeeperStore(ListingStore):
         return talk.children(self._locks)
 
     def _in_use(self, talk: Exchange, folders: Sequence[str]) -> list[str]:
-        """Return the keys whose *folders* are not empty, as they are for a while before they go."""
+        """Return the keys whose *folders* are not empty; empty ones exist until their deletion."""
         stats = talk.each(talk.client.exists_async, [f"{self._locks}/{each}" for each in folders])
         found = zip(folders, stats, strict=True)
         return [key_of(unescaped(each)) for each, stat in found if stat and stat.numChildren]
@@ -293,7 +294,7 @@ class ZooKeeperStore(ListingStore):
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         name = slot_name(key)
-        line = self._contact.ask(lambda talk: self._queue(talk, name).those_who_wait(), key)
+        line = self._contact.ask(lambda talk: self._queue(talk, name).without_holders(), key)
         found = []
         for some in batches(line[first : first + limit], BATCH):
             found += self._contact.ask(partial(self._waiting, name=name, line=some), key)
@@ -306,12 +307,12 @@ class ZooKeeperStore(ListingStore):
         timeout, ahead = self._contact.ask(self._terms, "the session")
         for server in described(self._ensemble):
             yield Finding(Severity.OK, "server", server)
-        message = f"{timeout:g} s, and no lease is longer"
+        message = f"{timeout:g} s, which is the longest lease"
         yield Finding(Severity.OK, "session", message, figures={"timeout": timeout})
         yield clock_finding(ahead)
 
     def _terms(self, talk: Exchange) -> tuple[float, float]:
-        """Return how long a session lives, and by how much the ensemble's clock is before ours."""
+        """Return the session timeout, and by how much the ensemble's clock is ahead of ours."""
         asked_at = time.time()
         stat = talk.result(talk.client.set_async(self._locks, b""))
         return talk.session.timeout, stat.mtime / 1000 - (asked_at + time.time()) / 2
@@ -326,13 +327,13 @@ class ZooKeeperStore(ListingStore):
         return list(find_doubts(self._ensemble, session.timeout))
 
     def close(self) -> None:
-        """Give the session back, and so end all that is held in it; the next use begins another."""
+        """End the session and with it all its holds; the next use opens another."""
         registry, self._registry = self._registry, NodeRegistry(self._end)
         registry.close()
         self._contact.close()
 
     def forget_connections(self) -> None:
-        """Drop what a fork inherited, without a word to the ensemble: it is the parent's."""
+        """Drop the session inherited by a fork; send nothing, since it is the parent's."""
         self._registry = NodeRegistry(self._end)
         self._contact.after_fork()
 

@@ -147,7 +147,7 @@ def test_a_patience_of_15_seconds_at_most_is_the_rule():
 def test_a_working_store_passes_its_check_with_a_doubt_about_a_single_server(store):
     (doubt,) = [found.message for found in store.check()]
 
-    assert "one server and no ensemble" in doubt
+    assert "a single server, not an ensemble" in doubt
 
 
 def test_a_session_longer_than_asked_is_doubted(shared_server, prefix):

@@ -86,7 +86,7 @@ def test_a_lease_longer_than_the_session_is_refused_with_both_figures(store):
 
 def test_a_session_that_the_ensemble_has_cut_says_so(shared_server, prefix):
     with closing(ZooKeeperStore(f"{shared_server.url}?session=100", prefix)) as cut:
-        with pytest.raises(StoreError, match=r"40 s \(not 100 as asked: .*maxSessionTimeout"):
+        with pytest.raises(StoreError, match=r"40 s \(not 100 as requested: .*maxSessionTimeout"):
             cut.acquire(AcquireRequest("k", "a", 60.0))
         assert any("40 s and not 100" in found.message for found in cut.check())
 
