@@ -1,4 +1,4 @@
-"""A store within one process, which runs the scripts of the Redis store itself."""
+"""A store within one process, which runs the Redis store's own scripts."""
 
 from .store import MemoryStore
 

@@ -1,8 +1,8 @@
 """
 The commands that the scripts and the store use, for a server in this process.
 
-Each does what Redis does. It changes the keys in one step of the interpreter, so an exception that
-is raised in the middle, by a time limit for example, leaves it executed or not executed.
+Each behaves as in Redis. It changes the keys in one step of the interpreter: after an exception in
+the middle, such as one raised by a time limit, it was executed completely or not at all.
 """
 
 import inspect
@@ -23,11 +23,11 @@ Answer: TypeAlias = "int | bytes | list[Any] | None"
 Words: TypeAlias = tuple[bytes, ...]
 
 _PLACES = 17  # decimals of a sum
-_BEGINNING = b"0"  # of a scan, and its end: each is done in one step
+_BEGINNING = b"0"  # the cursor at the beginning and the end of a scan, which is one step
 
 
 class Status(bytes):
-    """An answer such as OK."""
+    """A status answer, such as OK."""
 
 
 OK = Status(b"OK")
@@ -38,11 +38,11 @@ class Command(NamedTuple):
     A command.
 
     Attributes:
-        execute: Takes the keys and the words after the command's name.
-        least: How many words there have to be.
-        most: How many there may be.
+        execute: Called with the keys and the words after the command's name.
+        least: The smallest number of words.
+        most: The largest number of words.
         writes: Whether it changes keys.
-        grows: Whether a full server refuses it.
+        grows: Whether a server without free memory refuses it.
     """
 
     execute: Callable[..., Any]
@@ -68,7 +68,7 @@ def _grows(execute: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 def _register(execute: Callable[..., Answer], **flags: bool) -> Callable[..., Answer]:
-    """Make a function a command: its name and its parameters are those of the command."""
+    """Register a function as the command with its name and its parameters."""
     _, *words = inspect.signature(execute).parameters.values()
     least = sum(word.kind is word.POSITIONAL_OR_KEYWORD for word in words)
     most = least if least == len(words) else math.inf
@@ -81,7 +81,7 @@ def _register(execute: Callable[..., Answer], **flags: bool) -> Callable[..., An
 
 
 def number(value: float) -> bytes:
-    """Return a number as a server writes it."""
+    """Return a number in the format of a server."""
     return b"%d" % value if math.isfinite(value) and value == int(value) else repr(value).encode()
 
 
@@ -103,7 +103,7 @@ def _float(word: bytes, complaint: str = "value is not a valid float") -> float:
 
 @lru_cache(maxsize=256)
 def _pattern(glob: bytes) -> re.Pattern[bytes]:
-    """Return what matches as a server's patterns do: ``*``, ``?``, ``[a-z]`` and a backslash."""
+    """Compile a server's pattern, with ``*``, ``?``, ``[a-z]`` and backslashes."""
     parts = re.findall(rb"\\.|\[\^?(?:\\.|[^\]])*\]?|.", glob, re.DOTALL)
     return re.compile(b"".join(map(_translated, parts)), re.DOTALL)
 
@@ -121,7 +121,7 @@ def _translated(part: bytes) -> bytes:
 
 
 def _options(words: Words, counts: dict[bytes, int]) -> dict[bytes, Words]:
-    """Return the options in *words*, each with its values; *counts* says how many each takes."""
+    """Return the options in *words* with their values; *counts* has the number of each's values."""
     found: dict[bytes, Words] = {}
     rest = list(words)
     while rest:
@@ -134,7 +134,7 @@ def _options(words: Words, counts: dict[bytes, int]) -> dict[bytes, Words]:
 
 
 def _expiry(keys: Keyspace, word: bytes, unit_ms: int, name: str) -> float:
-    """Return the time (ms) after that many units."""
+    """Return the time (ms) when that many units are over."""
     after_ms = _integer(word) * unit_ms
     if after_ms + keys.now_us // 1000 >= 2**63 or after_ms < -(2**63):
         raise RefusedError(f"invalid expire time in '{name}' command")
@@ -190,10 +190,10 @@ def scan(keys: Keyspace, cursor: bytes, *options: bytes) -> Answer:
 
 
 def _scanned(cursor: bytes, options: Words, items: Iterable[tuple[bytes, ...]] | None) -> Answer:
-    """Return the items that match the pattern by their first word; all in one step."""
+    """Return all items whose first word matches the pattern, in one step."""
     if not re.fullmatch(rb"\d{1,19}", cursor):
         raise RefusedError("invalid cursor")
-    if items is None:  # options are not looked at then
+    if items is None:  # a server does not check the options either
         return [_BEGINNING, []]
     given = _options(options, {b"MATCH": 1, b"COUNT": 1})
     if b"COUNT" in given and _integer(*given[b"COUNT"]) < 1:
@@ -430,7 +430,7 @@ def zrangebyscore(keys: Keyspace, name: bytes, low: bytes, high: bytes, *options
 
 
 def _between(keys: Keyspace, name: bytes, low: bytes, high: bytes) -> Entries:
-    """Return the entries from one score to another; behind a ``(`` it is not one of them."""
+    """Return the entries from one score to another; a score after ``(`` is excluded."""
     complaint = "min or max is not a float"
     least, most = (_float(bound.removeprefix(b"(") or b"0", complaint) for bound in (low, high))
     return _members(keys, name).between(least, low[:1] == b"(", most, high[:1] == b"(")

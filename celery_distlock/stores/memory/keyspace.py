@@ -1,4 +1,4 @@
-"""The keys of a server in this process, and its channels."""
+"""The keys and channels of a server in this process."""
 
 import bisect
 import math
@@ -18,7 +18,7 @@ _score = itemgetter(0)
 
 
 class RefusedError(Exception):
-    """A server's error, as it answers it; the code that begins it is ERR if it has none."""
+    """An error that the server answers with; *code*, ERR by default, comes first in its text."""
 
     def __init__(self, words: str, code: str = "ERR") -> None:
         super().__init__(f"{code} {words}")
@@ -32,8 +32,8 @@ class SortedSet:
     """
     A sorted set.
 
-    An exception may be raised between any two of these lines. So only the scores are the truth, and
-    an order that may disagree with them is not kept.
+    An exception may be raised between any two lines of its methods. So only the scores are
+    authoritative, and an order that may disagree with them is discarded.
     """
 
     __slots__ = ("_order", "scores")
@@ -57,7 +57,7 @@ class SortedSet:
             self._order = order
 
     def remove(self, members: Collection[bytes]) -> None:
-        """Remove *members*, which are there."""
+        """Remove *members*, all of which must exist."""
         entries = [(self.scores[member], member) for member in members]
         order, self._order = self._order, None
         deque(map(self.scores.pop, members), maxlen=0)
@@ -67,18 +67,18 @@ class SortedSet:
             self._order = order
 
     def order(self) -> Entries:
-        """Return all entries by score, those of one score by member; not to be changed."""
+        """Return all entries by score, then by member; the caller must not change the list."""
         if self._order is None:
             self._order = sorted((score, member) for member, score in self.scores.items())
         return self._order
 
     def rank(self, member: bytes) -> int | None:
-        """Return the position of *member*; None if it is not there."""
+        """Return the position of *member*, or None."""
         score = self.scores.get(member)
         return None if score is None else bisect.bisect_left(self.order(), (score, member))
 
     def between(self, low: float, low_open: bool, high: float, high_open: bool) -> Entries:
-        """Return the entries with scores in an interval; an open end is excluded."""
+        """Return the entries with scores from *low* to *high*; an open end is excluded."""
         order = self.order()
         after: Callable[..., int] = bisect.bisect_right if low_open else bisect.bisect_left
         before: Callable[..., int] = bisect.bisect_left if high_open else bisect.bisect_right
@@ -97,11 +97,11 @@ class _Key:
 
 class Keyspace:
     """
-    See the module.
+    The server's keys and channels.
 
     Attributes:
-        now_us: The server's time, microseconds since the epoch. It stands still within a script.
-        published: Messages that listeners do not have yet.
+        now_us: The server's time, microseconds since the epoch. It is constant within a script.
+        published: Messages that were not delivered to listeners yet.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Keyspace:
         return iter([name for name in list(self._keys) if self.holds(name)])
 
     def turn(self, now_us: int) -> None:
-        """Let it be *now_us*; drop now and then what has expired."""
+        """Set the time to *now_us*; now and then remove expired keys."""
         self.now_us, now_ms = now_us, now_us / 1000
         if not self._tidy_at - TIDY_MS <= now_ms < self._tidy_at:
             self._tidy_at = now_ms + TIDY_MS
@@ -133,11 +133,11 @@ class Keyspace:
         return key
 
     def holds(self, name: bytes) -> bool:
-        """Return whether there is such a key."""
+        """Return whether the key exists."""
         return self._living(name) is not None
 
     def read(self, name: bytes, kind: type[T]) -> T | None:
-        """Return the value of a key; None if there is no such key."""
+        """Return the value of a key; None if it does not exist."""
         key = self._living(name)
         if key is None:
             return None
@@ -152,13 +152,13 @@ class Keyspace:
         self._keys[name] = _Key(value, expires_ms)
 
     def remove(self, name: bytes) -> bool:
-        """Remove a key; return whether it was there."""
+        """Remove a key; return whether it existed."""
         there = self.holds(name)
         self._keys.pop(name, None)
         return there
 
     def expire(self, name: bytes, expires_ms: float) -> bool:
-        """Let a key expire at that time; return whether it was there."""
+        """Let a key expire at that time; return whether it existed."""
         key = self._living(name)
         if key is None:
             return False
@@ -169,12 +169,12 @@ class Keyspace:
         return True
 
     def expires_ms(self, name: bytes) -> float | None:
-        """Return when a key expires, perhaps never; None if there is no such key."""
+        """Return when a key expires, infinity for never; None if it does not exist."""
         key = self._living(name)
         return None if key is None else key.expires_ms
 
     def subscribe(self, channel: bytes, listener: Listener) -> None:
-        """Have *listener* called with what is published on *channel* from now on."""
+        """Call *listener* with every message published on *channel* from now on."""
         self._listeners[channel] = [*self._listeners.get(channel, ()), listener]
 
     def unsubscribe(self, channel: bytes, listener: Listener) -> None:
@@ -186,7 +186,7 @@ class Keyspace:
             self._listeners.pop(channel, None)
 
     def publish(self, channel: bytes, message: bytes) -> int:
-        """Publish *message*; return how many listen."""
+        """Publish *message*; return the number of listeners."""
         listeners = self._listeners.get(channel, ())
         self.published.extend((listener, message) for listener in listeners)
         return len(listeners)

@@ -1,4 +1,4 @@
-"""Executes the scripts of the Redis store in this process."""
+"""Runs the scripts of the Redis store in this process."""
 
 import json
 import threading
@@ -14,9 +14,10 @@ from .keyspace import RefusedError
 
 __all__ = ["Interpreter", "interpreter"]
 
-Call: TypeAlias = Callable[..., Any]  # of a command: its name and words
+Call: TypeAlias = Callable[..., Any]  # executes a command: its name and words
 
-# What a server has for scripts, which it executes as the body of a function without arguments.
+# The environment that a server gives to scripts. A script is the body of a function without
+# arguments.
 _PRELUDE = b"""
 local call, decode, encode = ...
 redis = {}
@@ -67,14 +68,14 @@ end, compile
 
 class Interpreter:
     """
-    Lua 5.1, once for all stores in this process.
+    A Lua 5.1 interpreter, shared by all stores in this process.
 
     Attributes:
-        mutex: To be held while a script or a command is executed. Its owner may be interrupted by a
-            signal's handler, and must not enter again: see :meth:`Server.execute`.
+        mutex: Must be held while a script or a command is executed. A signal handler may interrupt
+            the thread that holds it, and must not enter again: see :meth:`Server.execute`.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: Lua 5.1 is not installed.
     """
 
     def __init__(self) -> None:
@@ -105,12 +106,12 @@ class Interpreter:
 
         Args:
             script: The script.
-            many: How many of the words are keys.
-            words: Its keys, and its arguments.
+            many: The number of words that are keys.
+            words: Its keys, then its arguments.
             call: Executes its commands.
 
         Raises:
-            RefusedError: It has ended with an error.
+            RefusedError: The script ended with an error.
         """
         body = self._bodies.get(script.sha)
         if body is None:
@@ -127,7 +128,7 @@ class Interpreter:
             raise RefusedError(f"{code} {said}") from None
 
     def _from_lua(self, name: bytes, *words: Any) -> tuple[bool, Any]:
-        """Execute a command; return whether it was, and its answer or the error."""
+        """Execute a command; return whether it succeeded, and its answer or the error."""
         try:
             found = self._call(
                 name, *[word if type(word) is bytes else number(word) for word in words]
@@ -144,7 +145,7 @@ class Interpreter:
         return self._lua.table_from({b"ok": bytes(found)}) if isinstance(found, Status) else found
 
     def _from_table(self, found: Any) -> Any:
-        """Return what a script has returned, as a server answers it."""
+        """Convert the result of a script to the answer of a server."""
         if isinstance(found, bytes):
             return found
         if isinstance(found, bool) or found is None:
@@ -174,7 +175,7 @@ class Interpreter:
         return found
 
     def _encode(self, value: Any) -> tuple[bool, bytes]:
-        """Write a value as JSON; return whether that was possible, and it or the error."""
+        """Encode a value as JSON; return whether that succeeded, and the JSON or the error."""
         try:
             written = json.dumps(self._written(value), ensure_ascii=False, allow_nan=False)
         except ValueError:
@@ -182,11 +183,11 @@ class Interpreter:
         return True, written.encode("utf-8", "surrogateescape")
 
     def _written(self, value: Any) -> Any:
-        """Return a value of Lua's as `json` takes it; bytes that are no text come through."""
+        """Convert a value of Lua for `json`; bytes that are not UTF-8 are preserved."""
         if isinstance(value, bytes):
             return value.decode("utf-8", "surrogateescape")
         if type(value) in (int, float):
-            shortened = float(f"{value:.14g}")  # to the digits that a server writes
+            shortened = float(f"{value:.14g}")  # a server writes 14 digits
             return value if shortened == value else shortened
         if self._type(value) != "table":
             return value
@@ -199,5 +200,5 @@ def _text(said: object) -> str:
     return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
 
 
-# An earlier stage than that of the stores: a thread of the parent may be in a script.
+# Re-created after a fork, before the stores are: a thread of the parent may be in a script.
 interpreter = PerProcess(Interpreter, ForkStage.IDENTITY)

@@ -1,4 +1,4 @@
-"""A server in this process: the commands and scripts of the Redis store, each as a whole."""
+"""A server in this process, which runs the Redis store's commands and scripts atomically."""
 
 import logging
 from functools import lru_cache
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class Server:
     """
-    See the module.
+    A server in this process.
 
     Its clock is :mod:`celery_distlock.clock`.
     """
@@ -28,15 +28,15 @@ class Server:
     def __init__(self) -> None:
         self.keys = Keyspace()
         milliseconds = round(1000 * (clock.wall() - clock.monotonic()))
-        self._epoch_us = 1000 * milliseconds  # whole ones, as scripts round leases up to them
-        interpreter.value  # noqa: B018  # it is missed now, and not by the first request
+        self._epoch_us = 1000 * milliseconds  # whole milliseconds, to which scripts round leases up
+        interpreter.value  # noqa: B018  # if Lua is missing, fail now and not at the first request
 
     def execute(self, call: Command) -> Any:
-        """Return the answer to *call*; a refusal is an answer."""
+        """Return the answer to *call*; an error is returned, not raised."""
         mutex = interpreter.value.mutex
-        if mutex._is_owned():  # type: ignore[attr-defined]  # threading.Condition asks so, too
-            # A signal's handler in the middle of a script, which must be executed as a whole.
-            return ResponseError("BUSY a script is being executed by the thread that asks")
+        if mutex._is_owned():  # type: ignore[attr-defined]  # threading.Condition uses it, too
+            # This is a signal handler in the middle of a script, which must run atomically.
+            return ResponseError("BUSY the calling thread is executing a script")
         try:
             with mutex:
                 self.keys.turn(self._epoch_us + round(1e6 * clock.monotonic()))
@@ -62,7 +62,7 @@ class Server:
         Execute a command.
 
         Raises:
-            RefusedError: It cannot be.
+            RefusedError: The command is unknown, or the server refuses it.
         """
         command = COMMANDS.get(name)
         if command is None:
@@ -72,21 +72,21 @@ class Server:
         return command.execute(self.keys, *words)
 
     def _deliver(self) -> None:
-        """Give listeners what was published, outside of scripts."""
+        """Deliver published messages to listeners, outside of scripts."""
         published = self.keys.published
         while published:
             try:
                 listener, message = published.popleft()
-            except IndexError:  # another thread has it
+            except IndexError:  # another thread has taken it
                 return
             try:
                 listener(message)
             except Exception:
-                logger.exception("what was published was not taken")
+                logger.exception("a listener failed to take a published message")
 
 
 def _as_of_a_driver(said: str) -> ResponseError:
-    """Return an error as redis-py makes it of what a server says."""
+    """Return the exception that redis-py makes of a server's error."""
     code, _, words = said.partition(" ")
     if code == "OOM":
         return OutOfMemoryError(words)
@@ -95,7 +95,7 @@ def _as_of_a_driver(said: str) -> ResponseError:
 
 @lru_cache(maxsize=512)
 def _words(head: bytes) -> list[bytes]:
-    """Return the words of a request's packed beginning."""
+    """Return the words of the packed head of a request."""
     words, at = [], 0
     while at < len(head):
         end = head.index(b"\r\n", at)

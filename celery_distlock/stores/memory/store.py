@@ -1,9 +1,9 @@
 """
-A store within one process: for eager mode, for users' own tests, and for workers without processes.
+A store within one process: for eager mode, for users' own tests, and for workers that do not fork.
 
-It is the Redis store over a server in this process, so it keeps the whole contract; it ends with
-the process, and a forked child begins with an empty one. ``memory://`` and ``memory://name`` are
-different stores.
+It is the Redis store over a server in this process, so it keeps the whole contract. Its records are
+lost when the process ends, and a forked child starts with an empty store. ``memory://`` and
+``memory://name`` are different stores.
 """
 
 import threading
@@ -47,7 +47,7 @@ class _MemoryChannels(RedisChannels):
 
 
 class MemoryStore(RedisStore):
-    """See the module; *url* only names the store."""
+    """A store in memory, see the module; *url* only names the store."""
 
     abilities = RedisStore.abilities - {Ability.SHARE}
     _inboxes_class, _channels_class = _MemoryInboxes, _MemoryChannels
@@ -60,7 +60,7 @@ class MemoryStore(RedisStore):
         return Location(_InProcess(url), 0)
 
     def start_over(self, name: str) -> None:
-        """Become another store, and empty; what was held or waited here before, is forgotten."""
+        """Become another, empty store; all its holds and waiters are dropped."""
         self.address = self._servers.address = name.partition("#")[0]
         self.identity = name
         self._servers.server = Server()
@@ -90,14 +90,14 @@ class _InProcess(Topology):
         raise NotImplementedError("there is nothing to connect to")
 
     def close(self) -> None:
-        """Nothing to give back: what the store holds ends with the process."""
+        """Do nothing: there is no connection."""
 
     def after_fork(self) -> None:
         self.server = Server()
 
 
 class _MemoryInbox(EventInbox):
-    """An inbox with a channel of its own."""
+    """An inbox with its own channel."""
 
     def __init__(self, owner: str, server: Server) -> None:
         super().__init__(owner)
@@ -116,7 +116,7 @@ class _MemoryInbox(EventInbox):
 
 
 class _MemoryChannel(DeliveryChannel):
-    """A delivery channel that a thread reads, as those of other stores."""
+    """A delivery channel that a thread reads, as in other stores."""
 
     def __init__(
         self, address: str, server: Server, receive: Callable[[WokenTask], object]
