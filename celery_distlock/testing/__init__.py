@@ -1,8 +1,8 @@
 """
-What users' own tests need: assertions, a clock, a real server, the contract of every lock store.
+Helpers for users' own tests: assertions, a clock, a real server, the contract of lock stores.
 
-Nothing in the package imports this. Only the contract needs pytest, and so does
-:mod:`celery_distlock.testing.plugin`, which has the fixtures.
+Nothing in the package imports this. Only the contract and the fixtures, in
+:mod:`celery_distlock.testing.plugin`, need pytest.
 """
 
 import sys

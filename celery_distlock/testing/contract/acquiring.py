@@ -1,4 +1,4 @@
-"""Acquiring a key, and the fencing tokens that come with it."""
+"""Tests of acquiring a key, and of fencing tokens."""
 
 import threading
 

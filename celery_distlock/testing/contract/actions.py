@@ -1,4 +1,4 @@
-"""What the tests do with a store, and the values that they try."""
+"""Actions of the tests on a store, and the values that they use."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 GRANTED, BUSY, DONE = Status.GRANTED, Status.BUSY, Status.DONE
 YES, AGAIN = Completion.YES, Completion.YES_AND_MAY_COME_AGAIN
-SHARED = Want(1, 0)  # beside any number
+SHARED = Want(1, 0)  # with any number of other holders
 TWO, THREE = Want(1, 2), Want(1, 3)
 
-RESTS = "resting:1"  # a run that never comes
+RESTS = "resting:1"  # a run that never claims its key
 
-PATIENCE = 30.0  # seconds until what is waited for must have happened, on a busy machine too
+PATIENCE = 30.0  # seconds within which an expected event must happen, even on a busy machine
 
 HOSTILE_KEYS = {
     "braces": "{a}{b}}{",
@@ -66,43 +66,43 @@ class Waiter(NamedTuple):
 
 
 def take(store: Store, key: str, owner: str, lease: float = 30.0, **more: Any) -> int:
-    """Acquire a key that must be granted; return the token."""
+    """Acquire a key, which must be granted; return the token."""
     reply = store.acquire(AcquireRequest(key, owner, lease, **more))
     assert reply.status is GRANTED
     return reply.token
 
 
 def ask(store: Store, key: str, owner: str, lease: float = 30.0, **more: Any) -> Reply:
-    """Ask for a key that may be taken."""
+    """Request a key, which may be held; return the reply."""
     return store.acquire(AcquireRequest(key, owner, lease, **more))
 
 
 def enter(store: Store, key: str, owners: str, want: Want = SHARED, lease: float = 30.0) -> int:
-    """Let several owners share a key, a letter each; return their token."""
+    """Let several owners, one letter each, share a key; return their token."""
     tokens = {take(store, key, owner, lease, want=want) for owner in owners}
     assert len(tokens) == 1
     return tokens.pop()
 
 
 def leave(store: Store, key: str, owner: str, **more: Any) -> list[WokenTask]:
-    """Release a key that *owner* holds; return the runs that this wakes."""
+    """Release a key that *owner* must hold; return the runs that this wakes."""
     released, wake = store.release(ReleaseRequest(key, owner, **more))
     assert released
     return all_of(wake)
 
 
 def all_of(wake: WokenTask | None) -> list[WokenTask]:
-    """Return the runs that were woken at once, one by one."""
+    """Return *wake* and the runs woken with it as a flat list."""
     return [] if wake is None else [wake._replace(also=()), *wake.also]
 
 
 def runs_of(wakes: Iterable[WokenTask]) -> list[str]:
-    """Return which runs were woken."""
+    """Return the ids of the woken runs."""
     return [wake.run for wake in wakes]
 
 
 def wait_for(store: Store, key: str, name: str, lease: float = 30.0, **more: Any) -> Waiter:
-    """Join the queue of a taken key as a blocked waiter."""
+    """Join the queue of a held key as a blocked waiter."""
     waiter = Waiter(name, store.inbox(key, name))
     assert (
         store.acquire(AcquireRequest(key, name, lease, queue=waiter.inbox, **more)).status is BUSY
@@ -111,7 +111,7 @@ def wait_for(store: Store, key: str, name: str, lease: float = 30.0, **more: Any
 
 
 def grantees(store: Store, waiters: list[Waiter], *, hands_over: bool) -> list[str]:
-    """Let waiters ask for a key, the last one first; return those that it is granted to."""
+    """Let waiters request the key ``k``, the last one first; return the owners that get it."""
     before = holder(store, "k")
     got = [
         waiter.owner
@@ -134,7 +134,7 @@ def join_before_the_end(
     """
     Take a key for *lease* seconds, call *join* while it is held, and return the result.
 
-    Again and for longer, if it was free before: a busy machine may take that long.
+    If the lease ended before, as may happen on a busy machine, try again with a longer one.
     """
     while True:
         take(store, key, owner, lease, run=run)
@@ -149,7 +149,7 @@ def join_before_the_end(
 
 
 def found_keys(store: ListingStore, pattern: str = "*") -> list[str]:
-    """Return all the keys that are found."""
+    """Return all keys that :meth:`ListingStore.find_keys` yields."""
     return [key for batch in store.find_keys(pattern) for key in batch]
 
 
@@ -159,12 +159,12 @@ def renew(store: Store, *holds: tuple[str, str, float]) -> list[RenewOutcome]:
 
 
 def holder(store: Store, key: str) -> str:
-    """Return who holds a key."""
+    """Return the owner that holds a key."""
     return store.inspect(key).owner
 
 
 def expire(store: Store, key: str, owner: str = "a") -> None:
-    """Wait until the lease of *owner*, which does not renew it, has ended."""
+    """Wait until the lease of *owner*, which is not renewed, has ended."""
     wait_until(lambda: store.inspect(key).owner != owner, "the end of the lease")
 
 
@@ -175,7 +175,7 @@ def take_all(store: Store, keys: str, owners: str, **more: Any) -> list[int] | N
 
 
 def unsettled(store: Store) -> None:
-    """Let a run end while its result is not stored yet."""
+    """Let a run with a result that is not stored yet end."""
     take(store, "k", "a", run="run")
     assert store.release(
         ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED)

@@ -1,4 +1,4 @@
-"""Keys and runs of any text."""
+"""Tests of keys and runs of any text."""
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
@@ -13,7 +13,7 @@ __all__ = ["AnyText"]
 
 
 class AnyText(Given):
-    """Take keys and runs of any text."""
+    """Accept keys and runs of any text."""
 
     @hostile_keys
     def test_a_key_may_hold_any_text(self, store: Store, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the contract: stores, and time that passes."""
+"""Fixtures of the contract: stores, and the passing of time."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ __all__ = ["Given"]
 
 
 class Given:
-    """Give stores to tests; see `StoreContract`."""
+    """Provide tests with stores; see `StoreContract`."""
 
     shortest_lease: ClassVar[float] = 0.3
     longest_lease: ClassVar[float] = 30 * 86400.0
@@ -21,28 +21,28 @@ class Given:
 
     @pytest.fixture
     def open_store(self) -> Callable[[str], Store]:
-        """Open a store; those of one name share their records. Each store's author writes it."""
+        """Open a store; stores of one name share records. To be defined for each store."""
         raise NotImplementedError("a StoreContract needs a fixture open_store: see its docstring")
 
     @pytest.fixture
     def pass_time(self) -> Callable[[float], None]:
-        """Let seconds pass for what the store has recorded."""
+        """Let seconds pass for the store's records."""
         return time.sleep
 
     @pytest.fixture
     def store(self, open_store: Callable[[str], Store]) -> Iterator[Store]:
-        """The store that is tested."""
+        """The store under test."""
         with closing(open_store("here")) as opened:
             yield opened
 
     @pytest.fixture
     def another(self, open_store: Callable[[str], Store]) -> Iterator[Store]:
-        """The same store as another process opens it."""
+        """The same store, as opened by another process."""
         with closing(open_store("here")) as opened:
             yield opened
 
     @pytest.fixture
     def elsewhere(self, open_store: Callable[[str], Store]) -> Iterator[Store]:
-        """A store that has other records."""
+        """A store with separate records."""
         with closing(open_store("elsewhere")) as opened:
             yield opened

@@ -1,4 +1,4 @@
-"""Looking at one key, and the check of the store."""
+"""Tests of the inspection of one key, and of the store's check."""
 
 import time
 
@@ -16,7 +16,7 @@ __all__ = ["Inspection"]
 
 
 class Inspection(Given):
-    """Look at a key, and change nothing."""
+    """Inspect a key without changing it."""
 
     @pytest.mark.parametrize("timeout", [None, 10.0])
     def test_a_look_at_a_free_key(self, store: Store, timeout: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Finding keys and those that wait for them; counters."""
+"""Tests of listing keys and waiters, and of counters."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +17,7 @@ __all__ = ["CountContract", "ListContract"]
 
 
 class ListContract(Given):
-    """Hold a store to finding keys and those that wait for them: ability ``LIST``."""
+    """Test that a store lists its keys and their waiters: ability ``LIST``."""
 
     ability = Ability.LIST
 
@@ -92,7 +92,7 @@ class ListContract(Given):
 
 
 class CountContract(Given):
-    """Hold a store to adding up counters: ability ``COUNT``."""
+    """Test that a store adds up counters: ability ``COUNT``."""
 
     ability = Ability.COUNT
 

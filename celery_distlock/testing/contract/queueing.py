@@ -1,4 +1,4 @@
-"""Blocked waiters: their order."""
+"""Tests of the order of blocked waiters."""
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
@@ -19,7 +19,7 @@ __all__ = ["OrderContract"]
 
 
 class OrderContract(Given):
-    """Hold a store to the order of blocked waiters: first come, first served."""
+    """Test that blocked waiters are served in order of arrival."""
 
     def test_waiters_are_served_in_the_order_of_arrival(self, store: Store) -> None:
         take(store, "k", "first")

@@ -1,4 +1,4 @@
-"""Second deliveries of runs that have ended."""
+"""Tests of second deliveries of runs that have ended."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ __all__ = ["RecogniseContract"]
 
 
 class RecogniseContract(Given):
-    """Hold a store to dropping second deliveries of runs that ended: ability ``RECOGNISE``."""
+    """Test that second deliveries of ended runs are dropped: ability ``RECOGNISE``."""
 
     ability = Ability.RECOGNISE
 
@@ -84,7 +84,7 @@ class RecogniseContract(Given):
         take(store, "k", "a", 0.5, run="run")
         store.release(ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED))
 
-        pass_time(2.5)  # not more: real time passes too
+        pass_time(2.5)  # no longer, because real time passes as well
         assert (
             store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
             is BUSY

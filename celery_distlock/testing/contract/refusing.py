@@ -1,4 +1,4 @@
-"""Requests that a store cannot serve."""
+"""Tests of requests that a store cannot serve."""
 
 from contextlib import suppress
 
@@ -25,7 +25,7 @@ WANTS = {
 
 
 class Refusing(Given):
-    """Refuse by name what needs an ability that the store lacks, and leave the key as it was."""
+    """Refuse requests that need a missing ability, name the ability, and do not change the key."""
 
     @pytest.mark.parametrize(("want", "ability"), WANTS.values(), ids=list(WANTS))
     @pytest.mark.parametrize("waits", [False, True])
@@ -49,7 +49,7 @@ class Refusing(Given):
     def test_a_refusal_does_not_touch_who_has_the_key(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 
-        with suppress(StoreError):  # of a store that refuses it
+        with suppress(StoreError):  # a store may refuse it
             store.acquire(AcquireRequest("k", "a", 10.0, run="run", want=Want(2, 3)))
 
         assert store.inspect("k").owner == "a"

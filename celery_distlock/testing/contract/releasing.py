@@ -1,4 +1,4 @@
-"""Releasing a key, or keeping it locked for a run that comes later."""
+"""Tests of releasing a key, or keeping it locked for a run that comes later."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ __all__ = ["Releasing"]
 
 
 class Releasing(Given):
-    """Let the holder of a key give it up, and no one else."""
+    """Let only the holder of a key release it."""
 
     def test_a_released_key_is_free(self, store: Store) -> None:
         take(store, "k", "a")

@@ -1,4 +1,4 @@
-"""Renewing."""
+"""Tests of renewals."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ __all__ = ["Renewing"]
 
 
 class Renewing(Given):
-    """Let the holder of a key extend its lease, and no one else."""
+    """Let only the holder of a key extend its lease."""
 
     def test_a_holder_renews(self, store: Store) -> None:
         take(store, "k", "a", 15.0)
@@ -34,7 +34,7 @@ class Renewing(Given):
     def test_what_was_renewed_outlives_its_first_lease(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
-        wait_until(  # at once, but for a machine that is too busy to ask before the end
+        wait_until(  # on a busy machine, the lease may end before the request
             lambda: (
                 take(store, "k", "a", 1.0)
                 and renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]

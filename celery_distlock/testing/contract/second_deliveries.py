@@ -1,4 +1,4 @@
-"""Messages that are delivered a second time."""
+"""Tests of messages that are delivered a second time."""
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store

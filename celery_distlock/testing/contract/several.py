@@ -1,4 +1,4 @@
-"""Keys with several holders: any number, or as many as a capacity has units."""
+"""Tests of keys with several holders: any number, or as many as a capacity has units."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ __all__ = ["SeveralContract"]
 
 
 class SeveralContract(Given):
-    """Hold a store to what it promises keys with several holders: ability ``SEVERAL``."""
+    """Test keys with several holders: ability ``SEVERAL``."""
 
     ability = Ability.SEVERAL
 

@@ -1,4 +1,4 @@
-"""Several processes at one store."""
+"""Tests of several processes that use one store."""
 
 from celery_distlock import clock
 from celery_distlock.engine.hold import believed

@@ -1,4 +1,4 @@
-"""Blocked waiters: what wakes them, and what becomes of those that give up."""
+"""Tests of blocked waiters: what wakes them, and how they give up."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ __all__ = ["Waiting"]
 
 
 class Waiting(Given):
-    """Hold a store to what it promises blocked waiters, in any order."""
+    """Test what blocked waiters may rely on, except for their order."""
 
     def test_a_waiter_has_the_key_after_its_release(self, store: Store) -> None:
         take(store, "k", "a")
@@ -45,7 +45,7 @@ class Waiting(Given):
             for _ in range(5):
                 with Lock("k", store=store) as lease:
                     inside.append(lease.token)
-                    time.sleep(0.001)  # others would come in now
+                    time.sleep(0.001)  # a chance for others to take the key
                     passed.append((len(inside), lease.token))
                     inside.remove(lease.token)
 

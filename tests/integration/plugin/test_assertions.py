@@ -76,9 +76,7 @@ def test_not_free_says_who_holds_it_since_when_and_who_waits(store):
 
 
 def test_not_locked_says_that_nobody_holds_it(store):
-    assert message(assert_locked, "k", store) == (
-        "'k' is not locked: nobody holds it; nobody waits"
-    )
+    assert message(assert_locked, "k", store) == ("'k' is not locked: it has no holder; no waiters")
 
 
 def test_units_in_use_are_counted(store):
@@ -91,21 +89,21 @@ def test_units_in_use_are_counted(store):
 
     assert said.startswith("not 3 units of 'k' in use, 2 are: 2 of 5 units are held, by MainThread")
     assert ", 2 units, token " in said
-    assert said.endswith("; nobody waits")
+    assert said.endswith("; no waiters")
 
 
 def test_a_key_that_is_held_alone_has_no_units_in_use(store):
     with held(store):
         said = message(assert_units, "k", 1, store)
 
-    assert said.startswith("not 1 unit of 'k' in use, it is held alone: shop.reserve[42] (pid ")
+    assert said.startswith("not 1 unit of 'k' in use, it is held exclusively: shop.reserve[42] (")
 
 
 def test_a_key_that_rests_is_not_free_and_nobody_holds_it(store):
     with Lock(Key("k", min_hold=60), store=store):
         pass
 
-    assert message(assert_free, "k", store).startswith("'k' is not free: nobody, for it rests, ")
+    assert message(assert_free, "k", store).startswith("'k' is not free: it rests since ")
 
 
 def test_a_blocked_waiter_is_named(store):
@@ -139,7 +137,7 @@ def test_who_has_been_woken_is_not_parked_any_more(store):
 
     said = message(assert_parked, "43", "k", store)
     assert said.startswith(
-        "task 43 is not parked at 'k': the parked task 43, whose turn it is, holds"
+        "task 43 is not parked at 'k': it is reserved for the woken task 43 since "
     )
     assert "; waiting: shop.reserve[43] (woken since " in said
     assert message(assert_parked, "43", store=store).startswith("task 43 is not parked: ")
@@ -183,7 +181,7 @@ def test_a_task_is_parked_at_a_key_that_is_named(run_tests):
 
     assert outcome.counts == {"failed": 2}
     assert outcome.says("TypeError: assert_parked.*needs the key, or the id of one call")
-    assert outcome.says("task shop.reserve is not parked at 'k': the-test .*; nobody waits")
+    assert outcome.says("task shop.reserve is not parked at 'k': the-test .*; no waiters")
 
 
 def test_a_failure_points_at_the_test_s_own_line(run_tests):

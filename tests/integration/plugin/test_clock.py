@@ -143,7 +143,7 @@ def test_a_server_s_time_is_its_own(run_tests):
     """)
 
     assert outcome.counts == {"error": 2, "failed": 1}, outcome.output
-    assert outcome.says("distlock_clock cannot go with distlock_redis: a server's leases end by")
+    assert outcome.says("distlock_clock cannot be used with distlock_redis: a server's leases end")
 
 
 def test_whoever_waits_in_another_thread_looks_again_when_time_passes():
