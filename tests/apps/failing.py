@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LEASE = 3.0  # seconds: a busy machine can take two of them away
 LONG_LEASE = 60.0
-NOW_AND_THEN = ("channels", "count", "register", "tend")  # by threads of their own
+NOW_AND_THEN = ("channels", "count", "register", "delay_resend")  # by threads of their own
 OPTIONS: dict[str, Any] = {
     "late": True,  # late acknowledgement, and a lost process's message goes back
     "channel": True,  # woken tasks are pushed to the worker, past the broker

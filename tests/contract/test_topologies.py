@@ -61,7 +61,9 @@ if TYPE_CHECKING:
 class Topology(Pushing):
     hands_over = True
     shortest_lease = 0.5  # seconds; a request takes two or three hops here
-    elsewhere = frozenset({"stand", "leave", "depart"})  # scripts for keys in several slots
+    elsewhere = frozenset(
+        {"try_key", "leave_key", "reserve_kept"}
+    )  # scripts for keys in several slots
 
     @pytest.fixture(autouse=True)
     def grace(self, monkeypatch):
@@ -119,14 +121,14 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "acquire": Acquiring.test_keys_are_independent,
     "acquire_all": SeveralKeys.test_free_keys_are_taken_in_one_step,
     "act": Recording.test_a_holder_that_keeps_its_part_is_not_told_of_others,
-    "bearers": Delayed.test_who_has_an_identity_is_told_with_where_it_is,
+    "identities": Delayed.test_who_has_an_identity_is_told_with_where_it_is,
     "cancel": ParkedRuns.test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next,
     "channels": Delivery.test_a_channel_is_found_by_the_queues_that_it_was_registered_for,
     "count": CountContract.test_what_is_counted_adds_up,
     "delayed": Delayed.test_those_who_come_later_are_listed_by_their_time,
-    "attempt": WaitingAtSeveralKeys.test_it_is_sent_when_it_can_have_all_its_keys,
-    "depart": WaitingAtSeveralKeys.test_it_is_sent_when_it_can_have_all_its_keys,
-    "leave": WaitingAtSeveralKeys.test_one_that_was_turned_away_often_has_the_others_kept,
+    "try_keys": WaitingAtSeveralKeys.test_it_is_sent_when_it_can_have_all_its_keys,
+    "reserve_kept": WaitingAtSeveralKeys.test_it_is_sent_when_it_can_have_all_its_keys,
+    "leave_key": WaitingAtSeveralKeys.test_one_that_was_turned_away_often_has_the_others_kept,
     "downgrade": Upgrading.test_those_who_share_and_wait_enter_up_to_the_next_who_does_not,
     "drop": Parking.test_a_dropped_run_gives_its_key_to_the_next,
     "due": Timing.test_the_ticker_is_called_for_what_is_due_before_all_else,
@@ -135,21 +137,21 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "inherit": Identities.test_one_that_is_put_back_by_the_broker_passes_it_on,
     "inspect": ListContract.test_several_keys_are_looked_at_as_one_by_one,
     "limit": Limits.test_who_waits_for_a_paused_key_is_woken_when_it_goes_on,
-    "peek": Identities.test_a_waiting_run_has_its_identity,
+    "identity": Identities.test_a_waiting_run_has_its_identity,
     "push": Pushing.test_a_run_is_pushed_to_the_first_channel_that_is_open,
     "register": Pushing.test_a_run_that_has_come_is_not_pushed_again,
     "release": OrderContract.test_waiters_are_served_in_the_order_of_arrival,
     "renew": Renewing.test_each_of_many_renewals_has_its_own_outcome,
     "rest": Resting.test_who_waits_for_a_key_that_rests_is_woken_when_it_has_rested,
     "return": Topology.test_one_that_does_not_queue_learns_when_to_come_again,
-    "rouse": ParkedRuns.test_what_is_on_its_way_is_found_again_at_once,
+    "resend_all": ParkedRuns.test_what_is_on_its_way_is_found_again_at_once,
     "send": Sending.test_a_run_whose_key_is_taken_waits_its_turn,
-    "sent": Parking.test_dispatching_sends_and_notes_it,
-    "stand": WaitingAtSeveralKeys.test_it_is_sent_when_it_can_have_all_its_keys,
+    "mark_sent": Parking.test_dispatching_sends_and_notes_it,
+    "try_key": WaitingAtSeveralKeys.test_it_is_sent_when_it_can_have_all_its_keys,
     "sweep": Sweeping.test_a_sweep_finds_every_key,
-    "tend": Delivery.test_a_run_that_is_kept_reserved_is_not_swept_up,
+    "delay_resend": Delivery.test_a_run_that_is_kept_reserved_is_not_swept_up,
     "tick": Sending.test_a_run_that_is_due_goes_by_the_ticker,
-    "turn": Sweeping.test_of_all_who_sweep_in_an_interval_one_gets_to_look,
+    "sweep_lease": Sweeping.test_of_all_who_sweep_in_an_interval_one_gets_to_look,
     "upgrade": Upgrading.test_it_goes_before_all_who_queue,
     "waiters": ParkedRuns.test_those_who_wait_are_listed_in_order_and_by_pages,
 }
@@ -213,7 +215,7 @@ class TestReplicas(Topology):
 
 class TestCluster(Topology):
     # These keys are in several hash slots; `tests/stores/topologies/test_cluster.py` takes others.
-    elsewhere = frozenset({"attempt"})
+    elsewhere = frozenset({"try_keys"})
     test_free_keys_are_taken_in_one_step = None
     test_keys_that_are_kept_for_a_run_are_taken_in_one_step = None
 

@@ -147,7 +147,7 @@ def test_the_store_sends_what_the_headers_name(  # noqa: PLR0915  # one request 
     for call in sent:
         if call.script is not None:
             _, _, count, *keys = call.head.split(b"\r\n")[1::2]
-            times = 2 if call.script.name in {"acquire_all", "attempt"} else 1
+            times = 2 if call.script.name in {"acquire_all", "try_keys"} else 1
             assert int(count) == len(keys)
             number, script = len(call.arguments), call.script
             assert script.required <= number <= len(script.arguments), script.name
@@ -300,7 +300,7 @@ def stand(store: RedisStore) -> Reply:
     return queue_store.stand(store, request)
 
 
-@pytest.mark.parametrize(("ask", "script"), [(acquire, "acquire"), (stand, "attempt")])
+@pytest.mark.parametrize(("ask", "script"), [(acquire, "acquire"), (stand, "try_keys")])
 def test_what_is_granted_counts_from_the_attempt_that_was_answered(
     monkeypatch, redis_url, prefix, ask, script
 ):

@@ -196,7 +196,7 @@ def _of_waiters(answer: list[Any]) -> bytes:
     return _fields(woken=rows[:woken], queue=rows[woken:])
 
 
-def _of_peek(answer: list[Any]) -> bytes:
+def _of_identity(answer: list[Any]) -> bytes:
     names = ("run", "where", "expires_ms", "marks", "lasts_ms")
     told = dict(zip(names, answer, strict=False))
     return _fields(**{name: each for name, each in told.items() if each != b""})
@@ -211,16 +211,16 @@ def _of_tick(answer: list[Any]) -> bytes:
 _NAMED = {
     "inspect": _of_inspect,
     "waiters": _of_waiters,
-    "peek": _of_peek,
+    "identity": _of_identity,
     "tick": _of_tick,
     "delayed": lambda answer: _fields(runs=_rows("run in_ms task want", answer)),
-    "bearers": lambda answer: _fields(bearers=_rows("identity run where", answer)),
+    "identities": lambda answer: _fields(identities=_rows("identity run where", answer)),
     "dues": lambda answer: _fields(ticker=answer[0], many=answer[1], first_ms=answer[2]),
     "acquire": _of_acquire,
     "downgrade": _of_acquire,
     "upgrade": _of_upgrade,
-    "stand": _of_stand,
+    "try_key": _of_stand,
     "send": lambda answer: _woken(answer[1:], status=answer[0]),
     "sweep": lambda answer: _woken(answer[1:], waiting=answer[0]),
-    **dict.fromkeys(("release", "drop", "cancel", "depart", "limit"), _woken),
+    **dict.fromkeys(("release", "drop", "cancel", "reserve_kept", "limit"), _woken),
 }

@@ -88,13 +88,13 @@ class RedisParking(Part, Parking):
         written = request.run, request.route.written(), *how, *self._kept(request)
         try:
             answer, asked_at = self._stand(
-                names, self._records.call_at(_ATTEMPT, names, *written), request.timeout
+                names, self._records.call_at(_TRY_KEYS, names, *written), request.timeout
             )
         except StoreError as error:
             if "CROSSSLOT" in str(error):  # as in `acquire_all`
                 return None
             raise
-        with self._requests.reading(_ATTEMPT, answer):
+        with self._requests.reading(_TRY_KEYS, answer):
             told = Answer(answer)
             opens = {
                 names[each.number("key") - 1]: each.seconds("ms") for each in told.each("opens")
@@ -112,9 +112,9 @@ class RedisParking(Part, Parking):
         how = number + 1, arrival, owner, int(counts), *kept
         written = request.run, request.route.written(), *how
         answer, asked_at = self._stand(
-            [name], self._records.call_at(_STAND, [name], *written), request.timeout
+            [name], self._records.call_at(_TRY_KEY, [name], *written), request.timeout
         )
-        with self._requests.reading(_STAND, answer):
+        with self._requests.reading(_TRY_KEY, answer):
             told = Answer(answer)
             reply = self._replies.read(key_of(name), told, [name], asked_at)
             return reply._replace(at=name if told.flag("waits") else ""), told.flag("aged")
@@ -141,7 +141,7 @@ class RedisParking(Part, Parking):
         return answers[-1], asked_at
 
     def reserve_one(self, name: str, run: str, *, first: bool, comes: bool) -> Release:
-        return self._move(_DEPART, name, run, 1 if first else 2, int(comes))
+        return self._move(_RESERVE_KEPT, name, run, 1 if first else 2, int(comes))
 
     def leave_one(
         self,
@@ -155,7 +155,7 @@ class RedisParking(Part, Parking):
         owner: str = "",
     ) -> Release:
         how = at, int(counts), int(keeps), owner
-        return self._move(_LEAVE, name, run, 1 if first else 2, *how)
+        return self._move(_LEAVE_KEY, name, run, 1 if first else 2, *how)
 
     def _move(self, script: scripts.Script, name: str, *arguments: Any) -> Release:
         call = self._records.call(script, name, *arguments, confirmed=True)
@@ -173,11 +173,11 @@ class RedisParking(Part, Parking):
         return self._replies.released(name, _CANCEL, asked)
 
     def mark_published(self, wake: WokenTask) -> None:
-        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 0)], wake.name)
+        self._requests.ask([self._records.call(_MARK_SENT, wake.name, wake.run, 0)], wake.name)
 
     def mark_awaited(self, wake: WokenTask, destination: str) -> None:
         self._backlogs[destination] = clock.monotonic() + BACKLOG
-        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 3)], wake.name)
+        self._requests.ask([self._records.call(_MARK_SENT, wake.name, wake.run, 3)], wake.name)
 
     def mark_left(self, wake: WokenTask) -> None:
         if (wake.name, wake.run) not in self._left:
@@ -186,10 +186,10 @@ class RedisParking(Part, Parking):
                 self._left.clear()
             self._left.add((wake.name, wake.run))
             self._gives_way = True
-        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 2)], wake.name)
+        self._requests.ask([self._records.call(_MARK_SENT, wake.name, wake.run, 2)], wake.name)
 
     def mark_returned(self, wake: WokenTask) -> None:
-        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 1)], wake.name)
+        self._requests.ask([self._records.call(_MARK_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[WokenTask]:
         who, begin, worked = uuid.uuid4().hex, clock.monotonic(), 0.0
@@ -239,13 +239,13 @@ class RedisParking(Part, Parking):
 
     def published(self, wakes: Sequence[WokenTask]) -> list[Command]:
         """Return the commands that mark executions as published."""
-        return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
+        return [self._records.call(_MARK_SENT, wake.name, wake.run, 0) for wake in wakes]
 
     def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
         for_ms = milliseconds(seconds) if seconds else 0
         if wakes:
             self._requests.attempt(
-                [self._records.call(_TEND, wake.name, wake.run, for_ms) for wake in wakes]
+                [self._records.call(_DELAY_RESEND, wake.name, wake.run, for_ms) for wake in wakes]
             )
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
@@ -301,14 +301,14 @@ class RedisParking(Part, Parking):
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
         self._requests.ask([self._records.index("add", name)], key)  # in case it was lost
-        calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
+        calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_RESEND_ALL, _SWEEP)]
         answer = self._requests.ask(calls, key).answers[-1]
         with self._requests.reading(_SWEEP, answer):
             wakes = Answer(answer).wakes(name)
         yield from wakes
 
     def _turn(self, who: str, seconds: float) -> Command:
-        return self._records.call_without_key(_TURN, who, milliseconds(max(0.0, seconds)))
+        return self._records.call_without_key(_SWEEP_LEASE, who, milliseconds(max(0.0, seconds)))
 
     def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
         now = clock.monotonic()
@@ -335,9 +335,9 @@ class RedisParking(Part, Parking):
             self._requests.ask(quiet, "the sweep")
 
 
-_ACQUIRE, _ATTEMPT, _STAND, _CANCEL, _SENT, _TEND = map(
-    scripts.load, ("acquire", "attempt", "stand", "cancel", "sent", "tend")
+_ACQUIRE, _TRY_KEYS, _TRY_KEY, _CANCEL, _MARK_SENT, _DELAY_RESEND = map(
+    scripts.load, ("acquire", "try_keys", "try_key", "cancel", "mark_sent", "delay_resend")
 )
-_SWEEP, _ROUSE, _TURN, _DEPART, _LEAVE = map(
-    scripts.load, ("sweep", "rouse", "turn", "depart", "leave")
+_SWEEP, _RESEND_ALL, _SWEEP_LEASE, _RESERVE_KEPT, _LEAVE_KEY = map(
+    scripts.load, ("sweep", "resend_all", "sweep_lease", "reserve_kept", "leave_key")
 )

@@ -47,10 +47,10 @@ class RedisCalls(Part, Calls):
             return SendReply(sent, self._replies.wakes(name, told) if told else None)
 
     def peek(self, key: str, identity: str) -> Bearer | None:
-        look = self._records.call(_PEEK, slot_name(key), identity)
+        look = self._records.call(_IDENTITY, slot_name(key), identity)
         with self._silence.patience() as patience:
             found = self._requests.ask([look], key, patience).answers[0]
-        with self._requests.reading(_PEEK, found):
+        with self._requests.reading(_IDENTITY, found):
             told = Fields.read(found)
             return _bearer(told) if told.text("run") else None
 
@@ -76,9 +76,11 @@ class RedisCalls(Part, Calls):
             ]
 
     def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
-        look = self._records.call(_BEARERS, slot_name(key), limit)
-        with self._requests.reading(_BEARERS, self._requests.ask([look], key).answers[0]) as found:
-            bearers = Fields.read(found).each("bearers")
+        look = self._records.call(_IDENTITIES, slot_name(key), limit)
+        with self._requests.reading(
+            _IDENTITIES, self._requests.ask([look], key).answers[0]
+        ) as found:
+            bearers = Fields.read(found).each("identities")
             return {each.text("identity"): _bearer(each) for each in bearers}
 
     def _ask_to_send(
@@ -111,7 +113,7 @@ class RedisCalls(Part, Calls):
 
 
 def _bearer(told: Fields) -> Bearer:
-    """Return the identity's owner that peek.lua has reported."""
+    """Return the identity's owner that identity.lua has reported."""
     marks, expires = told.text("marks"), told.seconds("expires_ms")
     return Bearer(
         told.text("run"),
@@ -150,6 +152,6 @@ def _marks(identity: Identity) -> str:
     return "~" * identity.silent + "=" * identity.fixed
 
 
-_SEND, _PEEK, _DELAYED, _BEARERS, _INHERIT = map(
-    scripts.load, ("send", "peek", "delayed", "bearers", "inherit")
+_SEND, _IDENTITY, _DELAYED, _IDENTITIES, _INHERIT = map(
+    scripts.load, ("send", "identity", "delayed", "identities", "inherit")
 )

@@ -46,13 +46,13 @@ BY_BROKER = {
     **RUN,
     **dict.fromkeys(PARK, TASKS),
     "child:publish": TASKS - 1,
-    "child:sent": TASKS - 1,
+    "child:mark_sent": TASKS - 1,
     "child:drop": TASKS,
     "main:ack": 2 * TASKS,
     "main:acknowledge": 2 * TASKS,
 }
 LASTING = {
-    *("main:turn", "main:zscan", "main:sweep", "main:index", "main:tick"),
+    *("main:sweep_lease", "main:zscan", "main:sweep", "main:index", "main:tick"),
     *("child:renew", "child:set"),
 }
 BY_CLIENT = {"client:acquire": 1, "client:release": 1}
@@ -75,14 +75,14 @@ FEW_BY_CHANNEL = [
 ]
 FEW_BY_BROKER = [
     "child:publish:before:1",
-    "child:sent:before:3",
+    "child:mark_sent:before:3",
     "child:drop:before:2",
     "main:ack:before:2",
 ]
 FEW_BY_CLIENT = ["client:release:after:1"]
 TWO_DEATHS = [
     f"client:release:after:1,main:{place}:{when}:1"
-    for place in ("publish", "sent")
+    for place in ("publish", "mark_sent")
     for when in ("before", "after")
 ]
 
@@ -96,7 +96,7 @@ def every(places: dict[str, int]) -> list[str]:
     ]
 
 
-SWEEPS = every(dict.fromkeys(["main:turn", "main:zscan", "main:sweep"], SWEPT))
+SWEEPS = every(dict.fromkeys(["main:sweep_lease", "main:zscan", "main:sweep"], SWEPT))
 
 
 # Scenes
@@ -295,7 +295,7 @@ def test_the_death_of_a_client_where_tasks_are_pushed(by_channel, key, point):
 
 @pytest.mark.parametrize(
     "point",
-    every({**BY_CLIENT, "client:publish": 1, "client:sent": 1}) if ALL else FEW_BY_CLIENT,
+    every({**BY_CLIENT, "client:publish": 1, "client:mark_sent": 1}) if ALL else FEW_BY_CLIENT,
 )
 def test_the_death_of_a_client_where_tasks_go_through_the_broker(by_broker, key, point):
     play(by_broker, key, point, client=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.faults.crashes.conftest import Scene
 
 TASKS = 6
-CROSSED = {"client:send": TASKS, "client:start": 1}  # and now and then, by a thread, "sent"
+CROSSED = {"client:send": TASKS, "client:start": 1}  # and now and then, by a thread, "mark_sent"
 FEW = [
     "client:send:before:3",
     "client:send:after:1",
@@ -77,7 +77,7 @@ def test_these_are_the_crossings_of_who_sends(by_channel, key):
     assert crossed["client:send:after"] == TASKS
     assert crossed["client:start:after"] >= 1
     ours = {point.rpartition(":")[0] for point in crossed if point.startswith("client:")}
-    ours = {point for point in ours if not point.endswith((":load", ":sent"))}
+    ours = {point for point in ours if not point.endswith((":load", ":mark_sent"))}
     assert ours == set(CROSSED)
 
 
@@ -88,8 +88,8 @@ def test_a_call_that_was_accepted_runs_though_its_process_dies(by_channel, key, 
 
 # Each of a kind of which there is one at a time
 
-ONCE = {**CROSSED, "client:peek": TASKS}
-FEW_ONCE = ["client:peek:after:2", "client:send:before:2", "client:send:after:2"]
+ONCE = {**CROSSED, "client:identity": TASKS}
+FEW_ONCE = ["client:identity:after:2", "client:send:before:2", "client:send:after:2"]
 
 
 @pytest.mark.parametrize("point", every(ONCE) if ALL else [*FEW_ONCE, "client:start:before:1"])

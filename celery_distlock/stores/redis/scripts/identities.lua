@@ -1,8 +1,8 @@
--- bearers.lua: look at who has which identity, without changing anything.
+-- identities.lua: look at who has which identity, without changing anything.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit
--- returns bearers as JSON: at most `limit` of them, in no order; of each identity, run, and where it
---         is, as in peek.lua
+-- returns identities as JSON: at most `limit` of them, in no order; of each identity, run, and where it
+--         is, as in identity.lua
 -- USES records grants runs calls
 
 local most = tonumber(ARGV[1])
@@ -16,4 +16,4 @@ for i = 1, #entries, 2 do
         found[#found + 1] = { identity = entries[i], run = run, where = where }
     end
 end
-return named({ bearers = found })
+return named({ identities = found })

@@ -1,4 +1,4 @@
--- attempt.lua: give a run all of its keys, or have it wait at the one that refuses it now. Repeating it
+-- try_keys.lua: give a run all of its keys, or have it wait at the one that refuses it now. Repeating it
 -- changes nothing.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run route_text counts comes arrival owners gave [envelope channel]

@@ -1,4 +1,4 @@
--- depart.lua: let a run that needs several keys, and has all of them kept for it, stand no longer;
+-- reserve_kept.lua: let a run that needs several keys, and has all of them kept for it, stand no longer;
 -- at the first one it is put on its way, the last of all.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run first

@@ -1,7 +1,7 @@
--- bearers.lua: look at who has which identity, without changing anything.
+-- identities.lua: look at who has which identity, without changing anything.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit
--- returns {identity, run, where, ...}: some, at most so many, in no order; where it is as in peek.lua
+-- returns {identity, run, where, ...}: some, at most so many, in no order; where it is as in identity.lua
 -- USES grant calls
 
 local limit = tonumber(ARGV[1])

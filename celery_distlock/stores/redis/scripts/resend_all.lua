@@ -1,4 +1,4 @@
--- rouse.lua: make due at once what is on its way, as if it had not been sent yet.
+-- resend_all.lua: make due at once what is on its way, as if it had not been sent yet.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV limit
 -- returns how many were made due

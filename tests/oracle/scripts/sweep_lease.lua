@@ -1,4 +1,4 @@
--- turn.lua: take the sweepers' turn or keep it, for so long from now; nobody else has it then.
+-- sweep_lease.lua: take the sweepers' turn or keep it, for so long from now; nobody else has it then.
 -- KEYS sweeper
 -- ARGV who ms
 -- returns 1 it is ours | 0 somebody else has it

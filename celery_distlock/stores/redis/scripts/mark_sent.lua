@@ -1,4 +1,4 @@
--- sent.lua: a woken run's message is with the broker: send it again only if it does not come. Or it
+-- mark_sent.lua: a woken run's message is with the broker: send it again only if it does not come. Or it
 -- came back unfinished: send it again at the next sweep. Or it was left: others sweep it up. Or it may
 -- still be in the broker's queue.
 -- KEYS lock queue tasks woken fence done rate

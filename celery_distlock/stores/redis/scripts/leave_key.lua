@@ -1,4 +1,4 @@
--- leave.lua: have a run of several keys, which are in different places, wait at this one no longer, and
+-- leave_key.lua: have a run of several keys, which are in different places, wait at this one no longer, and
 -- give back what is kept for it here. It waits at another one.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run number at counts keeps owner

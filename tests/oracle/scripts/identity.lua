@@ -1,4 +1,4 @@
--- peek.lua: look at who has an identity, without changing anything.
+-- identity.lua: look at who has an identity, without changing anything.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV identity
 -- returns {run, where}: where it is: waiting, coming, running or ended | {run, where, expires_ms,

@@ -1,9 +1,9 @@
--- stand.lua: try one of several keys for a run, where they are in different places: it is kept for it
+-- try_key.lua: try one of several keys for a run, where they are in different places: it is kept for it
 -- for some seconds, or the run waits there. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run route_text number arrival owner counts [envelope channel]
 -- returns as queue.lua's `reply`, with status: busy: it is dispatched | done: it has ended, or is
---         unknown | reserved or parked, with facts as in attempt.lua, whether it waits here, and
+--         unknown | reserved or parked, with facts as in try_keys.lua, whether it waits here, and
 --         whether it was turned away often enough to have other keys kept
 --
 -- number   of the key; at the first its envelope lies, and it waits there until it does elsewhere

@@ -1,4 +1,4 @@
--- depart.lua: reserve for a run a key that is kept for it, as it has all of its keys, which are in
+-- reserve_kept.lua: reserve for a run a key that is kept for it, as it has all of its keys, which are in
 -- different places; at the first one it is put on its way, the last of all.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run number comes

@@ -1,4 +1,4 @@
--- stand.lua: have a run that needs several keys stand at one of them, or at one after the other: the
+-- try_key.lua: have a run that needs several keys stand at one of them, or at one after the other: the
 -- key is kept for it, or it waits in the queue. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run names first arrival owner departs [envelope channel]

@@ -1,4 +1,4 @@
--- tend.lua: a woken run is with a worker that lives, and is started as soon as that can: nobody else
+-- delay_resend.lua: a woken run is with a worker that lives, and is started as soon as that can: nobody else
 -- is to send it meanwhile.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run for_ms
