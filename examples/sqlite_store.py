@@ -37,7 +37,7 @@ MEMORY = 3600.0  # seconds until a free key's last token is forgotten: the time 
 
 
 class Record(NamedTuple):
-    owner: str = ""  # nobody: the key is free, or its lease has ended
+    owner: str = ""  # empty: the key is free, or its lease has ended
     token: int = 0
     run: str = ""
     since: float = 0.0
@@ -45,7 +45,7 @@ class Record(NamedTuple):
 
 
 class SQLiteStore(Store):
-    """Opens the file anew for every request, so that threads and forked processes may share it."""
+    """Opens the file for each request, so that threads and forked processes may share it."""
 
     abilities = frozenset({Ability.SHARE})
 
