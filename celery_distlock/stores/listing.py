@@ -30,7 +30,7 @@ class ListingStore(Store):
         A batch may be empty. The listing is harmless to a server with many keys, and is not a
         snapshot: a key that changes during the listing may be included or not. A key whose text
         cannot be restored from its name comes as a :class:`~celery_distlock.keys.Name`. If a server
-        is away while others answer, its keys are left out, and `left_out` counts that.
+        is down while others answer, its keys are left out, and `left_out` counts that.
 
         Args:
             pattern: A pattern of :mod:`fnmatch`; case-sensitive.

@@ -305,7 +305,7 @@ def _try_each(parking: Parking, request: StandRequest, *, counts: bool) -> Reply
         reserved, wakes = _reserve_each(parking, request)
         woken += wakes
         if reserved:
-            for other in waits:  # only now: a process may die
+            for other in waits:  # last, since this process may die before
                 woken += _each_of(parking.leave_one(other, run, first=False, at="").wake)
             return _with(reply, woken)
         request = request._replace(park_request=None, owners=())

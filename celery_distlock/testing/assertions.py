@@ -32,7 +32,7 @@ def assert_locked(key: str | Key, store: Store | str | None = None, *, within: f
         key: The key, or a :class:`~celery_distlock.Key`, as returned by a task's `key_for`.
         store: A URL, a store, or None for the store of the current app. The URL of an app's locks
             implies that app's prefix, as for a :class:`~celery_distlock.Lock`.
-        within: Real seconds to wait for the key to be held.
+        within: Real seconds to wait until the assertion holds.
 
     Raises:
         AssertionError: The key has no holder. The message lists its waiters.

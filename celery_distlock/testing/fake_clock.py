@@ -15,7 +15,7 @@ __all__ = ["FakeClock"]
 
 class FakeClock:
     """
-    A clock that stops until it is advanced, for locks in ``memory://``.
+    A clock that only moves when it is advanced, for locks in ``memory://``.
 
     It measures leases, the watchdog's renewals, waits for keys, the age of holds, and the pauses of
     the queue. It does not affect the clock of a server.

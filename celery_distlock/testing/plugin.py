@@ -57,7 +57,7 @@ def distlock_app(request: pytest.FixtureRequest) -> Celery:
 
 @pytest.fixture
 def distlock_clock(request: pytest.FixtureRequest) -> Iterator[FakeClock]:
-    """A clock that stops until the test advances it; not for locks on a server."""
+    """A clock that only moves when the test advances it; not for locks on a server."""
     _refuse_both(request, "distlock_redis", "distlock_clock")
     with FakeClock().running() as clock:
         yield clock

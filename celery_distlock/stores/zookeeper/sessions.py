@@ -233,7 +233,7 @@ def words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-class SilenceError(zk.OperationTimeoutError):  # type: ignore[misc]  # likewise
+class SilenceError(zk.OperationTimeoutError):  # type: ignore[misc]  # kazoo has no types
     """No answer came in time."""
 
 

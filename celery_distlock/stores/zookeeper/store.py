@@ -68,7 +68,7 @@ __all__ = ["ZooKeeperStore"]
 
 logger = logging.getLogger(__name__)
 
-CLAIM = 5.0  # seconds that a run has at least to become settled
+CLAIM = 5.0  # seconds; the shortest time that a run has to become settled
 BATCH = 100  # keys in one request
 
 

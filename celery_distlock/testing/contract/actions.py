@@ -175,7 +175,7 @@ def take_all(store: Store, keys: str, owners: str, **more: Any) -> list[int] | N
 
 
 def unsettled(store: Store) -> None:
-    """Let a run with a result that is not stored yet end."""
+    """End a run whose result is not stored yet."""
     take(store, "k", "a", run="run")
     assert store.release(
         ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED)
