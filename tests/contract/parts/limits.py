@@ -7,6 +7,7 @@ import pytest
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.queue_store import QueueStore
+from celery_distlock.stores.requests import ReleaseRequest
 from celery_distlock.stores.values import (
     ALONE,
     Limit,
@@ -16,6 +17,7 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 from celery_distlock.testing.contract.actions import (
+    AGAIN,
     BUSY,
     GRANTED,
     SHARED,
@@ -226,6 +228,16 @@ class Limits(Given):
         store.drop(WokenTask(slot_name("k"), "second", b""))
 
         assert store.inspect("k").waiting == 1
+
+    def test_a_task_that_comes_to_a_paused_key_and_has_ended_waits_no_more(
+        self, store: QueueStore
+    ) -> None:
+        park_and_pause(store, "run")
+        assert ask(store, "k", "b", run="run", redelivered=True, want=SHARED).status is BUSY
+
+        store.release(ReleaseRequest("k", "b", run="run", completion=AGAIN))
+
+        assert store.inspect("k").waiting == 0
 
     def test_a_task_that_comes_to_a_paused_key_and_again_later_waits_no_more(
         self, store: QueueStore, pass_time: Callable[[float], None]

@@ -71,6 +71,16 @@ class Sending(Given):
 
         take(store, "k", "b", run="run", redelivered=True)
 
+    def test_a_run_that_is_sent_again_and_waits_is_cancelled(self, store: QueueStore) -> None:
+        take(store, "k", "a", run="run")
+        leave(store, "k", "a", run="run", completion=Completion.UNSETTLED)
+        take(store, "k", "b", run="run")
+        leave(store, "k", "b", run="run", completion=AGAIN)
+        take(store, "k", "c")
+        assert send(store, "k", "run").sent is Sent.QUEUED
+
+        assert store.parking.cancel("k", "run").released
+
     def test_a_run_whose_key_is_free_goes_and_the_key_is_kept_for_it(
         self, store: QueueStore
     ) -> None:

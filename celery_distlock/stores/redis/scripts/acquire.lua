@@ -96,6 +96,8 @@ local function wait_again(stands)
     local of = leaves and record(run)
     if of and not of.k and stands > 0 then
         redis.call('ZADD', QUEUE, 'NX', integer(stands), 'p:' .. run)
+        of.y = true
+        write_run(run, of)
     end
 end
 

@@ -11,8 +11,8 @@ local run, mark = unpack(ARGV)
 -- NEVER REFUSED
 look('', run)
 local reserved, of = grant_for(run), record(run)
-local _, settles = ends_of(run)
-if not (reserved or settles or (of and is_in_woken[of.s])) then
+local ended, settles = ends_of(run)
+if not (reserved or (settles and not ended) or (of and is_in_woken[of.s])) then
     return 0
 end
 forget_run(run)

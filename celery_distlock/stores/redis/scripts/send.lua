@@ -44,7 +44,7 @@ end
 -- Who sends a task again by its id means it; and it may have come before its time when it was sent
 -- before.
 local function forget_ended()
-    redis.call('ZREM', DONE, run)
+    redis.call('ZREM', DONE, run, '~' .. run)
     redis.call('ZREM', LATER, run)
 end
 
