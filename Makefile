@@ -127,7 +127,7 @@ model: STATES := 50000
 model: $(READY)  ## all that may happen to two or three tasks at one or two keys, with the scripts themselves; an hour
 	@$(BIN)/python -m tests.model $(STATES)
 
-# SEED has other schedules, SIDES others of memory, old and server.
+# SEED has other schedules, SIDES others of memory, model, old and server.
 agreement: SCHEDULES := 100000
 agreement: $(READY)  ## two stores beside each other in random schedules; half an hour
 	@$(BIN)/python -m tests.agreement --schedules $(SCHEDULES) $(SEED:%=--seed %) $(SIDES:%=--sides %) --processes 2

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 
 from celery_distlock.testing import EmbeddedServer
 
@@ -24,7 +24,7 @@ def main() -> int:
     ]
     begun, found = time.monotonic(), 0
     needs_server = "server" in names
-    with closing(EmbeddedServer()) if needs_server else nullcontext() as server:
+    with EmbeddedServer() if needs_server else nullcontext() as server:
         url = server.url if server else ""
         with ProcessPoolExecutor(asked.processes) as pool:
             played = [pool.submit(play_many, names, asked.seed, batch, url) for batch in batches]
@@ -42,7 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--seed", default="0")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--sides", default="memory+old", help="two of memory, old, server")
+    parser.add_argument("--sides", default="memory+old", help="two of memory, model, old, server")
     return parser.parse_args()
 
 

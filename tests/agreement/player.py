@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 import pytest
 
@@ -13,7 +14,8 @@ from celery_distlock.stores.redis.store import RedisStore
 from tests.contract.grace import lengthen
 from tests.oracle.server import OracleServer
 
-from .schedules import LEASE, Schedule, Step, Vocabulary, new_schedule
+from .model_side import ModelSide
+from .schedules import LEASE, MODELLED, Schedule, Step, Vocabulary, new_schedule
 from .sides import TICK, StoreSide
 
 if TYPE_CHECKING:
@@ -46,14 +48,18 @@ class Player:
 
     def __init__(self, names: tuple[str, str], url: str = "") -> None:
         self._hears, self._is_beside_old = "server" not in names, "old" in names
-        self.vocabulary = Vocabulary("server" not in names, is_steady=self._is_beside_old)
+        self._with_model = "model" in names
+        vocabulary = MODELLED if self._with_model else Vocabulary(is_steady="old" in names)
+        self.vocabulary = vocabulary._replace(time="server" not in names)
         self._now = START
         self._number = 0
         self.stores = [self._open(name, url) for name in names]
 
     def _open(self, name: str, url: str) -> Any:
+        if name == "model":
+            return None
         if name == "server":
-            return RedisStore(url, "agreement")
+            return RedisStore(url, f"agreement-{uuid4().hex}")
         store = MemoryStore("memory://", "agreement")
         if name == "old":
             store._servers.server = OracleServer()
@@ -71,7 +77,7 @@ class Player:
 
     def close(self) -> None:
         """Close the stores."""
-        for store in self.stores:
+        for store in filter(None, self.stores):
             store.close()
 
     def play(self, schedule: Schedule) -> Difference | None:
@@ -92,11 +98,19 @@ class Player:
                 side.close()
         return None
 
-    def _side(self, store: Any) -> StoreSide:
+    def _side(self, store: Any) -> Any:
+        if store is None:
+            return ModelSide(hears=self._hears)
         if isinstance(store, MemoryStore):
             store._servers.server.keys._keys.clear()
         hears, old = self._hears, self._is_beside_old
-        return StoreSide(store, self._number, hears=hears, is_beside_old=old)
+        return StoreSide(
+            store,
+            self._number,
+            hears=hears,
+            is_beside_old=old,
+            with_model=self._with_model,
+        )
 
     def check(self, seed: str) -> None:
         """

@@ -41,15 +41,24 @@ class StoreSide:
         number: Of the schedule, whose keys no other one has.
         hears: Whether the calls of waiters are compared, which a server makes a moment later.
         is_beside_old: Whether it is compared with the old scripts.
+        with_model: Whether it is compared with the model, which does not know when time alone
+            opens a key.
     """
 
     def __init__(
-        self, store: QueueStore, number: int, *, hears: bool = True, is_beside_old: bool = False
+        self,
+        store: QueueStore,
+        number: int,
+        *,
+        hears: bool = True,
+        is_beside_old: bool = False,
+        with_model: bool = False,
     ) -> None:
         self._store: Any = store
         self._number = number
         self._hears = hears
         self._is_beside_old = is_beside_old
+        self._with_model = with_model
         self._acted: set[str] = set()  # keys that rested or were limited
         self._unsettled: set[str] = set()  # runs
         self._requests: dict[str, AcquireRequest] = {}  # by owner
@@ -124,7 +133,7 @@ class StoreSide:
             is_less = reply.token < self._tokens.get(key, 0)
             self._tokens[key] = reply.token
             return (reply.status, woken, reply.slot, is_less)
-        waits = bool(reply.holder), reply.place, reply.due > 10 * TICK
+        waits = bool(reply.holder), reply.place, reply.due > 10 * TICK and not self._with_model
         return (reply.status, woken, *waits)
 
     def _acquire(
@@ -212,7 +221,7 @@ class StoreSide:
     def _again(self, owner: str) -> Any:
         request = self._requests.get(owner)
         is_there = request and (not isinstance(request.queue, Inbox) or owner in self._inboxes)
-        return self._ask(request) if is_there else None
+        return self._ask(request) if request and is_there else None
 
     def _renew(self, owner: str) -> Any:
         request = self._requests.get(owner)
@@ -266,7 +275,9 @@ class StoreSide:
         bearer = bearer and (*bearer[:2], bearer.expires < 1e9, *bearer[3:5], bearer.lasts > 0)
         waiters = _in_line(self._store.waiters(name))
         state = self._store.inspect(name)
-        if self._is_beside_old and state.starts:  # they see what lapsed reservations free
+        if self._with_model or (
+            self._is_beside_old and state.starts
+        ):  # they see what lapsed reservations free
             state = state._replace(opens=None)
         return (_state(state), waiters, bearer, sorted(called))
 

@@ -1,4 +1,4 @@
-"""Two stores agree in random schedules; and where one is wrong, they do not."""
+"""Stores agree with each other and with a model in random schedules, if they are not wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from tests.rewriting import RewrittenServer
 from .player import DifferenceError, Player, play_many
 from .schedules import Step
 
-SCHEDULES = 600
+SIDES = {
+    ("memory", "old"): 600,
+    ("memory", "server"): 600,
+    ("memory", "model"): 600,
+    ("server", "model"): 300,
+}
 ANY_NUMBER = Want(1, 0, (Rate(3, per=600.0),))
 ONE_OF_TWO = Want(1, 2, (Rate(3, per=600.0),))
 RATED = Want(1, 1, (Rate(2, per=600.0, burst=2),))
@@ -50,11 +55,22 @@ PLANTED = {
     "overtaking": ("turn == 'closed' or F.opens(want)", "F.opens(want)"),
     "rates": ("or F.too_soon(want, mine)", ""),
 }
+# What the model knows of them, and more.
+FOUND_BY_MODEL = {
+    **{name: texts for name, texts in PLANTED.items() if name != "rates"},
+    "second deliveries": ("other = not key.alone and F.held_by(run)", "other = nil"),
+    "ends": (
+        "    if ended then\n        return F.reply({ status = 'done' })\n    elseif",
+        "    if",
+    ),
+    "pauses": ("closed = is_right and F.claim_opens(reserved, want)", "closed = nil"),
+    "resends": ("        F.resend(run, of)\n", ""),
+}
 
 
-@pytest.mark.parametrize("names", [("memory", "old"), ("memory", "server")], ids="+".join)
-def test_the_stores_agree(names, redis_url):
-    assert play_many(names, "ci", range(SCHEDULES), redis_url) == []
+@pytest.mark.parametrize("names", SIDES, ids="+".join)
+def test_the_sides_agree(names, redis_url):
+    assert play_many(names, "ci", range(SIDES[names]), redis_url) == []
 
 
 @pytest.mark.parametrize("what", FOUND)
@@ -65,8 +81,17 @@ def test_what_was_found_stays_mended(what):
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_script_that_is_wrong_is_found(what):
-    with Player(("memory", "memory")).running() as player:
-        server = player.stores[0]._servers.server = RewrittenServer(PLANTED[what])
+    _find(PLANTED[what], ("memory", "memory"))
+
+
+@pytest.mark.parametrize("what", FOUND_BY_MODEL)
+def test_the_model_finds_a_script_that_is_wrong(what):
+    _find(FOUND_BY_MODEL[what], ("memory", "model"))
+
+
+def _find(texts, names):
+    with Player(names).running() as player:
+        server = player.stores[0]._servers.server = RewrittenServer(texts)
         with pytest.raises(DifferenceError):
             player.check_many("planted", range(2000))
     server.check()
