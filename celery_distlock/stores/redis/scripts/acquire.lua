@@ -1,26 +1,25 @@
--- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
+-- acquire.lua: grant the key, queue the request, or report the current holder. Idempotent.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms run arrival [want request envelope]
--- returns token: granted | {'granted', token, slot}: likewise, beside others | as queue.lua's `reply`,
---         with status: granted, token and slot: likewise, and others are let in | done | busy or
---         parked, with the facts below
+-- returns token: granted exclusively | {'granted', token, slot}: granted a share | a `reply`
+--         (answers.lua) with status: granted, with token and slot, and waiters are admitted too |
+--         done | busy or parked, with the fields below
 --
--- holder    one who has the key, its run, the token, and ttl_ms, until its lease ends
--- place     how many stand before it; -1: it does not stand in the queue, and waits for its first
---           delivery to end
--- since     when it came, or 0
--- is_open   whether it would be granted the key, and lines up: no release wakes it
--- request   JSON; what is not in it is false:
--- mode      try, if not given: do not queue. wait: queue as a blocked waiter with an inbox.
---           park: queue the run and its envelope; channel is where a worker would take it,
---           task the name that is shown to those who look.
---           line: as park, but neither take the key nor hand it over, not even if it is free:
---           somebody comes for it, or else who lines up has it looked after.
+-- holder    owner of one grant; with its run, its token, and ttl_ms until its lease ends
+-- place     number of waiters ahead; -1: not queued, waits for the first delivery of its run to end
+-- since     arrival (µs), or 0
+-- is_open   with mode line: the key would be granted now, so no release will wake this run
+-- request   JSON; fields that are missing are false:
+-- mode      try (the default): do not queue. wait: queue as a blocked waiter with an inbox.
+--           park: queue the run and its envelope. `channel` is the delivery channel of the worker that
+--           parks it, `task` the name to display.
+--           line: like park, but never take the key or hand it over, even if it is free. The caller
+--           then claims the key itself, or has the key checked soon.
 -- repeated  whether the run's message may have been delivered before
--- arrival   when the caller came (µs): by this server's clock as others know it, or as an earlier
---           answer told; 0: it comes now
--- keep      whether only the store has the run's message: it stays here until the run has ended
--- want      units/capacity, or units/capacity/terms with its rates; empty: all of it, beside nobody
+-- arrival   the caller's arrival (µs) by this server's clock, as an earlier answer or another process
+--           reported it; 0: now
+-- keep      whether the store has the only copy of the message: keep it until the run has ended
+-- want      units/capacity, or units/capacity/terms with its rates; empty: exclusive
 -- USES records grants limits rates gates runs answers queue
 -- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
 -- OFTEN grant_for record read_record answer_copy answer_ended ends_of my_place answer_wait join
@@ -33,12 +32,12 @@ request = request and cjson.decode(request) or {}
 want, envelope = want ~= '' and want or nil, envelope or ''
 local mode, repeated, keep = request.mode or 'try', request.repeated, request.keep
 local blocks, parks = mode == 'wait', mode == 'park' or mode == 'line'
-local leaves = false -- for now, what was reserved for it
+local leaves = false -- whether it gave up a reservation in this call
 local may_be_copy = repeated or parks -- an earlier request may have parked it
 local member = blocks and 'b:' .. request.inbox .. ' ' .. owner or run ~= '' and 'p:' .. run or ''
 lease_ms, arrival = tonumber(lease_ms), tonumber(arrival)
 
--- Answers most requests: nobody holds the key, nobody waits.
+-- Grants a key that has neither a holder nor a waiter. This is the most frequent case.
 local function take_free_key()
     if not (parks or repeated or want) and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
         read_clock()
@@ -63,7 +62,7 @@ local function new_record()
     return of
 end
 
--- Answers a second delivery whose first one has ended, or whose result is being stored.
+-- Answers a second delivery if the first one has ended, or if its result is being stored.
 local function answer_ended()
     local ended, settles = ends_of(run)
     local left_ms = settles and settles - now_ms or 0
@@ -77,7 +76,7 @@ local function answer_ended()
     end
 end
 
--- Answers a run that has the key by another owner, or has ended.
+-- Answers a run that holds the key with another owner, or that has ended.
 local function answer_copy()
     local told = run ~= '' and may_be_copy and answer_ended()
     if told then
@@ -90,8 +89,8 @@ local function answer_copy()
     return other and answer_put_off(other.owner, other.ends - now_ms)
 end
 
--- Puts a run that came for its grant, and may not have it, back into the queue: no other may enter
--- before its caller has parked it again.
+-- Queues a run again whose claim was refused, so that no later request is admitted before its caller
+-- has parked it.
 local function wait_again(stands)
     local of = leaves and record(run)
     if of and not of.k and stands > 0 then
@@ -101,7 +100,7 @@ local function wait_again(stands)
     end
 end
 
--- Puts one that has to wait into the queue; returns its arrival.
+-- Queues the request, as its mode requires. Returns its arrival.
 local function join(stands)
     if mode == 'try' then
         wait_again(stands)
@@ -131,9 +130,9 @@ local function answer_wait(stands)
     if mode == 'try' then
         look_early(place)
     elseif may_open and not is_open then
-        key.opens_ms = nil -- the first before it is behind it
+        key.opens_ms = nil -- noted for the previous head of the queue
         local ms = look_ahead(member, true)
-        ttl_ms = blocks and ms or ttl_ms -- it looks then itself, and it is noted for nobody
+        ttl_ms = blocks and ms or ttl_ms -- a blocked waiter tries again then
     end
     local facts = { status = parks and 'parked' or 'busy', token = key.token, holder = holder, run = its_run }
     facts.ttl_ms, facts.place, facts.since, facts.is_open = ttl_ms, place, integer(stands), is_open or nil
@@ -145,7 +144,7 @@ local function my_place()
     return of and tonumber(of.p) or (arrival > 0 and place_of(arrival)) or 0
 end
 
--- Answers a run that may run, but not yet, and not beside the delivery that has the key for it now.
+-- Answers a second delivery while the first one holds the key: it may run, but only afterwards.
 local function answer_put_off(holder, for_ms)
     if parks then
         put_off(run, new_record(), for_ms, envelope)
@@ -157,7 +156,7 @@ local function answer_put_off(holder, for_ms)
     return reply(facts)
 end
 
--- Gives back what is reserved for the run, and what was handed to the owner before it said its run.
+-- Releases the run's reservation, and a grant that the owner got before it named its run.
 local function leave_all(mine, reserved)
     if reserved then
         vacate(reserved)
@@ -168,14 +167,14 @@ local function leave_all(mine, reserved)
     hand_on()
 end
 
--- Answers a run whose turn came, but whose other delivery was before.
+-- Answers a run that has a reservation although its other delivery is running or has ended.
 local function answer_second(mine, reserved)
     if not reserved and not (mine and run ~= '' and mine.run ~= run) then
         return nil
     end
     local other = held_by(run)
     local ended, settles = nil, nil
-    if repeated and not (reserved and record(run)) then -- of one that has ended nothing is kept
+    if repeated and not (reserved and record(run)) then -- an ended run has no record
         ended, settles = ends_of(run)
     end
     if not (ended or (settles and settles > now_ms) or (other and other ~= mine)) then
@@ -188,14 +187,14 @@ local function answer_second(mine, reserved)
     return answer_ended()
 end
 
--- Counts the start of one that has come: the one reserved for it, or one now.
+-- Counts a start: the reserved one if there is one, else a new one.
 local function begin(before, had_start)
     if not (had_start and begin_start(before, owner, now)) and (want.terms or limit_now().rates) then
         start(owner, want.terms, now, now)
     end
 end
 
--- Answers one that has it: a request is repeated, or a blocked waiter comes for what it was handed.
+-- Answers an owner that already has a grant: a repeated request, or a blocked waiter's claim.
 local function answer_mine(mine, reserved)
     if not mine then
         return nil
@@ -205,7 +204,7 @@ local function answer_mine(mine, reserved)
     end
     local comes, before = mine.stage == RESERVED, mine.run
     if comes and claim_opens(mine, want) then
-        arrival = mine.place -- it has its place again
+        arrival = mine.place -- it returns to its place in the queue
         vacate(mine)
         leaves = true
         return nil
@@ -221,23 +220,23 @@ local function answer_mine(mine, reserved)
         lengthen(mine, lease_ms)
     end
     if comes then
-        begin(owner, had_start) -- an operator says only since then, perhaps, how often that may be
+        begin(owner, had_start) -- an operator may have set a rate since the reservation
     elseif want.terms and not key.start then
-        start(owner, want.terms, now, now) -- a script was cut short, which had granted it
+        start(owner, want.terms, now, now) -- the script that granted it was interrupted
     end
     if run ~= '' and before ~= run then
-        arrive(run, mine, keep, lease_ms) -- a blocked waiter was granted it without
+        arrive(run, mine, keep, lease_ms) -- the grant was made before the run was known
     end
     return granted(key.token, slot)
 end
 
--- Answers a run that comes for what is reserved for it, if that is what it wants now, and the key is
--- open to it; else gives that back, so that the run has its place again.
+-- Answers a claim of a reservation. If it does not match what the run wants now, or the key is closed,
+-- the reservation is released and the run returns to its place in the queue.
 local function answer_claim(reserved)
     if not reserved then
         return nil
     elseif mode == 'line' then
-        return reply({ status = 'done' }) -- parked before, by a request that was repeated: its message is on its way
+        return reply({ status = 'done' }) -- an earlier copy of this request parked it: its message is in flight
     end
     local of = record(run)
     local is_right = is_wanted(reserved, want, of and (of.w or '') or nil)
@@ -254,7 +253,7 @@ local function answer_claim(reserved)
     begin(before, had_start)
     arrive(run, reserved, keep, lease_ms)
     if mode == 'park' then
-        expect_again(reserved) -- parked by an earlier request, whose answer was lost, and woken since
+        expect_again(reserved) -- an earlier copy of this request parked it, and it was woken since
     end
     return granted(key.token, reserved.slot)
 end
@@ -263,11 +262,11 @@ local function granted(token, slot)
     if want.capacity == 1 and slot < 0 then
         return token
     end
-    hand_on() -- beside it, others may enter as well
+    hand_on() -- a shared grant may leave room for others
     return answer_granted(token, slot)
 end
 
--- Answers one whose turn it is, after those before it have had theirs.
+-- Answers a request once the waiters ahead of it have been served.
 local function answer_turn(stands)
     local overtakes = make_room(stands, want, RESERVED .. KEPT)
     if key.alone then
@@ -280,7 +279,7 @@ local function answer_turn(stands)
     if not (overtakes or straight) then
         turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands })
     end
-    local served = not key.alone and grant_of(owner) -- it waits as well, and was handed it just now
+    local served = not key.alone and grant_of(owner) -- it was queued too, and has just been served
     if served then
         local had_start = string.find(served.flags, STARTS, 1, true)
         pass(served, owner, run, lease_ms, HELD)
@@ -294,7 +293,7 @@ local function answer_turn(stands)
         return slot
     end
     if of then
-        strike('p:' .. run) -- it had stepped back
+        strike('p:' .. run) -- it had been queued again
         arrive(run, grant_of(owner), keep, lease_ms)
     end
     if blocks then
@@ -303,10 +302,10 @@ local function answer_turn(stands)
     return granted(token, slot)
 end
 
--- When time alone lets one enter that does not queue, if nobody waits.
+-- Notes when the key should be checked for a caller that does not queue.
 local function look_early(place)
     if leaves and place > 0 then
-        note_look(LOOK_MS) -- whoever waits before it may have what it leaves, and was told nothing
+        note_look(LOOK_MS) -- the waiters ahead were not notified of what it gave up
     end
     local ms = place == 0 and opens_by_rate(want)
     if ms then
@@ -321,7 +320,7 @@ end
 look_at_all()
 local mine, reserved = grant_of(owner), grant_for(run)
 if reserved and blocks then
-    strike(member) -- it waited, and comes by what is reserved for its run
+    strike(member) -- it was blocked, and now claims its run's reservation
 end
 if mine or reserved then
     told = answer_second(mine, reserved) or answer_mine(mine, reserved) or answer_claim(reserved)

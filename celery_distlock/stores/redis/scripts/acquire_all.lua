@@ -1,16 +1,15 @@
--- acquire_all.lua: take several keys if all of them are free and nobody waits for any, or if all are
--- reserved for the run; else none.
+-- acquire_all.lua: take several keys, if all of them are free and have no waiters, or if all are
+-- reserved for the run; else take none.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run lease_ms owners [repeated keep wants]
--- returns {token, slot, ...}: granted, as the keys were named | {}: not all of them can be had
+-- returns {token, slot, ...}: granted, in the order of the keys | {}: at least one is not available
 --
--- After the first key's records come those of the next, and so on. On a cluster they are in several
--- slots, and the server refuses.
+-- The keys are the records of each key in turn. On a cluster, a server refuses keys of several slots.
 --
--- owners    one for each key, with a blank between
--- repeated  1 if the run's message may have been delivered before: they have to be reserved for it
--- keep      as in acquire.lua
--- wants     one for each key, as in acquire.lua, with a blank between; empty: all of all
+-- owners    one for each key, separated by spaces
+-- repeated  1 if the run's message may have been delivered before: all keys must be reserved for it
+-- keep      see acquire.lua
+-- wants     one for each key, see acquire.lua, separated by spaces; empty: all exclusive
 -- USES records grants limits rates gates runs answers queue
 
 local run, lease_ms, owners, repeated, keep, wants = unpack(ARGV)
@@ -27,7 +26,7 @@ local function note(number, token, slot)
     granted[2 * number - 1], granted[2 * number] = token, slot
 end
 
--- Answers most requests: nobody has any of the keys, nobody waits.
+-- Grants keys that have neither holders nor waiters. This is the most frequent case.
 local function take_free_keys()
     if claims or wants then
         return nil
@@ -52,14 +51,14 @@ local function take_free_keys()
     return true
 end
 
--- Whether the key has to be left: what is wanted of it is not reserved for the run, or not free.
+-- Whether a key is not available: neither reserved for the run as wanted, nor free.
 local function is_out_of_reach(want)
     if not claims then
         return redis.call('EXISTS', QUEUE) > 0 or opens(want) or held_by(run)
     end
     local reserved, of = grant_for(run), run ~= '' and record(run)
     local ended, settles = nil, nil
-    if not of then -- of one that is known nothing has ended
+    if not of then -- a run with a record has not ended
         ended, settles = ends_of(run)
     end
     return ended or settles or not reserved or not is_enough(reserved, want) or claim_opens(reserved, want)
@@ -89,7 +88,7 @@ for number, owner in ipairs(asking) do
     turn_to(number)
     asked[number] = want_in(asked[number])
     look(owner, run)
-    -- By this request, whose answer was lost, it may have it already.
+    -- An earlier copy of this request, whose answer was lost, may have taken it.
     if not grant_of(owner) and is_out_of_reach(asked[number]) then
         return {}
     end

@@ -1,12 +1,12 @@
--- act.lua: record what an operator does to a key; the last acts only, for a time.
+-- act.lua: record an operator's action on a key; keeps the last few, for some time.
 -- KEYS lock actions
 -- ARGV entry owners
--- returns 1 recorded | 0 none of the owners holds the key (any more)
+-- returns 1 recorded | 0 none of the owners holds the key
 --
--- entry   what is done, by whom and why, as actions.py writes it; no two are the same
--- owners  of those that lose the key, with blanks between; empty: none does
+-- entry   the action, its author and reason, as actions.py writes them; no two are equal
+-- owners  owners that lose the key, separated by spaces; empty: none
 --
--- actions  zset  the entries, each after its time (µs) and a blank, by that time
+-- actions  zset  entries, each as its time (µs), a space and the entry, by that time
 
 local MOST = 10 -- entries of a key
 local KEPT_MS = 30 * 86400000 -- after the last one
@@ -23,7 +23,7 @@ if not is_due then
 end
 for _, known in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     if string.match(known, '^%d+ (.*)$') == entry then
-        return 1 -- asked again, as the answer was lost
+        return 1 -- a repeated request, whose first answer was lost
     end
 end
 local time = redis.call('TIME')

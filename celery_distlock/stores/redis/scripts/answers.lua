@@ -1,25 +1,27 @@
--- answers.lua: what a script tells its caller beside a status: the runs that are to be sent, and when time
--- alone lets somebody enter.
+-- answers.lua: the answers of scripts: a status, or a `reply`: a list of a JSON object and envelopes. The
+-- object has status and further fields; woken: runs that the caller must send, each with the number of
+-- its key, and the envelopes in the same order; opens_ms: in how many ms the key must be checked, because
+-- time alone will admit a waiter.
 -- KEYS lock queue tasks woken fence done rate
 -- USES records grants gates
 
-local woken = {} -- of the answer: the runs that its reader is to send, each with what it has to know
-local envelopes = {} -- theirs
+local woken = {} -- runs that the caller must send
+local envelopes = {} -- of these runs
 
--- Has the reader of the answer send a run.
+-- Adds a run that the caller must send.
 local function note_woken(run, envelope, more)
     local entry = more or {}
     entry.run, entry.key = run, key.number
     woken[#woken + 1], envelopes[#envelopes + 1] = entry, envelope
 end
 
--- Notes in how many ms somebody may enter by time alone.
+-- Notes in how many ms the key must be checked.
 local function note_look(ms)
     key.opens_ms = math.ceil(math.min(key.opens_ms or NEVER, ms))
 end
 
--- Returns an answer of named fields, with the runs that its reader is to send. Their envelopes come
--- after it: they may be large, and of any bytes.
+-- Returns a reply with these fields. The envelopes are outside the JSON: they may be large, and contain
+-- any bytes.
 local function reply(fields)
     fields.opens_ms = key.opens_ms
     if woken[1] then
@@ -28,12 +30,12 @@ local function reply(fields)
     return { named(fields), unpack(envelopes) }
 end
 
--- Returns a status alone, where there is no more to say.
+-- Returns the status alone if there is nothing else to report.
 local function answer(status)
     return (woken[1] or key.opens_ms) and reply({ status = status }) or status
 end
 
--- Returns the answer to a request that was granted a part of the key.
+-- Returns the answer to a request that was granted a share.
 local function answer_granted(token, slot)
     if woken[1] or key.opens_ms then
         return reply({ status = 'granted', token = token, slot = slot })

@@ -1,16 +1,16 @@
--- calls.lua: which run has an identity, so that a call of the same identity is a second one.
+-- calls.lua: which run has an identity, so that another call with it is recognised as a duplicate.
 -- KEYS lock queue tasks woken fence done rate later calls
 --
--- calls  hash  of each identity how long it is taken (started: until its run begins; finished: until
---              it ends; or until a time, ms), perhaps with @ and when its first call came (ms), ! and
---              when the run expires if it has not begun (ms), ~ if its result is not stored, and = if
---              its message is not to be replaced; and its run. Whether it is taken, the other records say:
---              what is written here of a run that is gone means nothing, and is struck some time
+-- calls  hash  for each identity: how long it is taken (started: until its run begins; finished: until
+--              the run ends; or a time, ms); optionally @ and the time of its first call (ms), ! and when
+--              the run expires if it has not begun (ms), the marks ~: its result is not stored, and =:
+--              its message must not be replaced; then the run. The other records decide whether it is
+--              taken: an entry of a run that is gone is obsolete, and the sweep removes it
 -- USES records grants runs
 
 local LATER, CALLS = KEYS[8], KEYS[9]
 
--- The run that has the key: this one; or, if that is asked for, another attempt of its task.
+-- Returns the run if it holds the key; with `any_attempt`, also another attempt of its task.
 local function inside(run, any_attempt)
     if key.alone then
         local its_run = key.alone.ends > now_ms and key.alone.run or ''
@@ -25,20 +25,20 @@ local function inside(run, any_attempt)
     return other and other ~= run and (held_by(other) or grant_for(other)) and other or nil
 end
 
--- Whether a run that has an entry waits, or is on its way.
+-- Whether a run with a record waits or is in flight.
 local function is_there(run, of)
     local _, settles = ends_of(run)
     if settles and settles > now_ms then
         return false
     end
-    -- Else a server that evicts has its message only, and it never comes.
+    -- If it has no place, the server has evicted its queue, and it never runs.
     return redis.call('ZSCORE', WOKEN, run) or redis.call('ZSCORE', QUEUE, 'p:' .. run) or redis.call('ZSCORE', LATER, run)
 end
 
--- The run by which an entry is taken, and where it is: waiting, coming, running or ended; when it
--- expires if it has not begun; and the marks of it.
+-- Returns the run that has the identity of an entry; where it is: waiting, coming, running or ended; when
+-- it expires if it has not begun; and its marks. Returns nothing if the identity is free.
 local function taken_by(entry)
-    -- In two steps, from end to end: else a long entry that somebody else wrote takes quadratic time.
+    -- Two anchored matches: a long entry from another program must not take quadratic time.
     local head, run = string.match(entry or '', '^(%S+) (.*)$')
     local until_when, terms = string.match(head or '', '^([^@]+)(.*)$')
     if not until_when then
@@ -52,17 +52,17 @@ local function taken_by(entry)
     if runs and lasts then
         return run, 'running', expires_ms, marks
     elseif runs == run then
-        return nil -- it has begun; else its next attempt waits already
+        return nil -- it has begun, and its identity lasted until then
     end
     local of = record(run)
     if of and expires_ms > now_ms and is_there(run, of) then
-        -- What has come once, and waits again, may come once more as it was then.
+        -- A run that was delivered once may be delivered again with its old message.
         return run, (is_in_woken[of.s] or of.h) and 'coming' or 'waiting', expires_ms, marks
     end
     return is_early and run or nil, 'ended', expires_ms, marks
 end
 
--- Notes that a run has an identity.
+-- Assigns an identity to a run.
 local function note_call(identity, run, until_when, first, expires_ms, marks)
     local lasts_ms = tonumber(until_when)
     local entry = lasts_ms and integer(now_ms + lasts_ms) or until_when

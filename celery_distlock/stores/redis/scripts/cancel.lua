@@ -1,9 +1,8 @@
--- cancel.lua: remove a parked run that has not come to its key: it will not run, and has no identity.
+-- cancel.lua: remove a run that has not claimed its key, and free its identity.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run
--- returns 1 removed | as queue.lua's `reply`, with a route: its envelope is at
---         the first key of that | 0 it is not parked, or has come | as queue.lua's `reply`: removed, and
---         the next are let in
+-- returns 1 removed | 0 it is not known, holds its key, or is being stored | a `reply` (answers.lua):
+--         removed, and waiters are served; or with route: its envelope is at the first key of that route
 -- USES records grants limits rates gates runs answers queue calls
 
 local BATCH_OF_CALLS = 1000 -- identities
@@ -13,8 +12,7 @@ local function is_of_task(entry, run)
     return by and task_of(by) == task_of(run)
 end
 
--- Has nobody have an identity by what was called as this run, for however long that was to be; it is
--- noted with the run, unless that was parked later.
+-- Frees the identity of a run's task. The run's record names it, unless the run was parked again later.
 local function free_identity(run, noted)
     if noted and is_of_task(redis.call('HGET', CALLS, noted), run) then
         redis.call('HDEL', CALLS, noted)

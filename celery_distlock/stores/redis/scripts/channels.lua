@@ -1,10 +1,10 @@
--- channels.lua: tell which delivery channels take woken runs of a broker's queue, as register.lua noted.
+-- channels.lua: list delivery channels that receive woken runs of a broker queue (register.lua).
 -- KEYS until free
 -- ARGV most near
--- returns {address, slots, ...}: of the addresses `near`, then of those that have most free slots
+-- returns {address, slots, ...}: of the addresses `near`, then of the channels with the most free slots
 --
--- most     how many are told, besides those that are near
--- near     addresses, with a blank between
+-- most     how many channels are listed in addition to those near
+-- near     addresses, separated by spaces
 
 local UNTIL, FREE = KEYS[1], KEYS[2]
 local most, near = unpack(ARGV)
@@ -12,7 +12,7 @@ local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local found = {}
-local function tell(channel)
+local function add(channel)
     local until_ms, idle = redis.call('ZSCORE', UNTIL, channel), redis.call('ZSCORE', FREE, channel)
     if until_ms and idle and tonumber(until_ms) > now_ms then
         found[#found + 1] = channel
@@ -20,9 +20,9 @@ local function tell(channel)
     end
 end
 for channel in string.gmatch(near, '%S+') do
-    tell(channel)
+    add(channel)
 end
 for _, channel in ipairs(redis.call('ZRANGE', FREE, 0, most - 1, 'REV')) do
-    tell(channel)
+    add(channel)
 end
 return found

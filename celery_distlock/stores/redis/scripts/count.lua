@@ -1,16 +1,16 @@
--- count.lua: add to the counters.
+-- count.lua: add to counters.
 -- KEYS counts
 -- ARGV added
--- returns how many were added to
+-- returns the number of counters
 --
--- added  by how much each rises, in JSON
+-- added  JSON: the increment of each
 
-local KEPT_S = 30 * 86400 -- after the last was added
+local KEPT_S = 30 * 86400 -- after the last increment
 local how_many = 0
 for what, by in pairs(cjson.decode(ARGV[1])) do
     local added = string.format('%.17g', by)
     local sum = redis.pcall('HINCRBYFLOAT', KEYS[1], what, added)
-    if type(sum) == 'table' then -- what is there is no number of ours; a full server refuses here
+    if type(sum) == 'table' then -- not a number; if the server is full, this fails too
         redis.call('HSET', KEYS[1], what, added)
     end
     how_many = how_many + 1

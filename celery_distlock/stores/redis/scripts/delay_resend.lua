@@ -1,10 +1,10 @@
--- delay_resend.lua: a woken run is with a worker that lives, and is started as soon as that can: nobody else
--- is to send it meanwhile.
+-- delay_resend.lua: postpone the next sending of a woken run, because a live worker has it and starts it as
+-- soon as it can.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run for_ms
--- returns 1 noted | 0 it has come already
+-- returns 1 postponed | 0 it is not in flight
 --
--- for_ms  0: the worker does not start it any more; the next sweep sends it
+-- for_ms  0: the worker does not start it; the next sweep sends it
 -- USES records grants limits rates gates runs answers queue
 
 local run, for_ms = unpack(ARGV)

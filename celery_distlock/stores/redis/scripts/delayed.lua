@@ -1,9 +1,8 @@
--- delayed.lua: look at the runs that join a key's queue later, without changing anything.
+-- delayed.lua: list deferred runs, without changing anything.
 -- KEYS lock queue tasks woken fence done rate later
 -- ARGV first last
--- returns runs as JSON: those from first to last, without those that have come by themselves; of each
---         run, in_ms, after which it joins the queue, the name of its task, where known, and its want
---         as gates.lua has it
+-- returns runs as JSON: from position first to last, without runs that were delivered already; of each run,
+--         in_ms until it joins the queue, the name of its task, if known, and its want (gates.lua)
 -- USES records grants runs
 
 local LATER = KEYS[8]

@@ -1,8 +1,8 @@
--- downgrade.lua: have one share with any number what it had alone; or wait no more to have it alone.
+-- downgrade.lua: make an exclusive grant shared, or stop waiting for an upgrade.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms
--- returns {'granted', token, slot}: it shares the key | as queue.lua's `reply`: likewise, and the next
---         are let in; or with the status free: it has nothing of the key
+-- returns {'granted', token, slot}: it shares the key | a `reply` (answers.lua): shared, and waiters are
+--         served; or with status free: the owner has no grant
 -- USES records grants limits rates gates runs answers queue
 
 local owner, lease_ms = unpack(ARGV)

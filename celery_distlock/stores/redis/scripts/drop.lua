@@ -1,10 +1,9 @@
--- drop.lua: forget a run that is on its way and will not run, or whose end is known to all.
+-- drop.lua: forget a run in flight that will not run, or whose end is already recorded.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run mark
--- returns 1 forgotten | 0 nothing is known of it (any more) | {wake_run, wake_envelope}: forgotten,
---         and the next is to be sent
+-- returns 1 forgotten | 0 it is not known | a `reply` (answers.lua): forgotten, and the next run must be sent
 --
--- mark  1: a second delivery that comes later is to be recognised
+-- mark  1: a later second delivery must be recognised
 -- USES records grants limits rates gates runs answers queue
 
 local run, mark = unpack(ARGV)
@@ -16,7 +15,7 @@ if not (reserved or (settles and not ended) or (of and is_in_woken[of.s])) then
     return 0
 end
 forget_run(run)
-strike('p:' .. run) -- it had stepped back
+strike('p:' .. run) -- it had been queued again
 if mark == '1' then
     record_end(run)
 end

@@ -1,16 +1,16 @@
--- due.lua: note in how long keys become due, and tell the ticker if one of them is the first now.
+-- due.lua: note when keys are due, and notify the ticker if one of them is now the first.
 -- KEYS due ticker
 -- ARGV noted
 -- returns how many were noted
 --
--- noted  the names, each with the time in ms, with blanks between
+-- noted  names, each with the time in ms, separated by spaces
 --
--- due     zset    names, by the time (ms) at which somebody may enter there though nobody leaves; with
---                 a half what the ticker has claimed, and looks at just now
--- ticker  string  who is the ticker, and where he hears of a new first one
+-- due     zset    names, by the time (ms) when a waiter may be admitted without a release; with .5 if the
+--                 ticker has claimed them
+-- ticker  string  the ticker's process, and the inbox where it is notified
 
 local DUE, TICKER = KEYS[1], KEYS[2]
-local KEPT_MS = 86400000 -- after the last of them, if there is no ticker
+local KEPT_MS = 86400000 -- after the last of them, if no ticker runs
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -35,12 +35,12 @@ end
 if noted > 0 then
     redis.call('PEXPIRE', DUE, left_ms)
 end
-local who, inbox = string.match(redis.pcall('GET', TICKER) or '', '^(%S+) (%S+)$')
-if who and first() < before then
+local process, inbox = string.match(redis.pcall('GET', TICKER) or '', '^(%S+) (%S+)$')
+if process and first() < before then
     if string.find(inbox, '{', 1, true) then
-        redis.pcall('SPUBLISH', inbox, who)
+        redis.pcall('SPUBLISH', inbox, process)
     else
-        redis.pcall('PUBLISH', inbox, who)
+        redis.pcall('PUBLISH', inbox, process)
     end
 end
 return noted

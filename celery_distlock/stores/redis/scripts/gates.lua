@@ -1,10 +1,10 @@
--- gates.lua: whether a request may enter now, and if not, when time alone lets it in.
+-- gates.lua: decides whether a request is admitted now, and if not, when time alone will admit it.
 -- KEYS lock queue tasks woken fence done rate
 -- USES records limits grants rates
 
-local NEVER = math.huge -- not by time alone
+local NEVER = math.huge -- not through time alone
 
--- Reads how much is wanted: units/capacity, or units/capacity/terms; all of it if nothing is written.
+-- Parses a want: units/capacity, or units/capacity/terms; empty: exclusive.
 local function want_in(text)
     if not text or text == '' then
         return { units = 1, capacity = 1, text = '' }
@@ -14,7 +14,7 @@ local function want_in(text)
     return { units = tonumber(units or 1), capacity = tonumber(capacity or 1), terms = terms, text = text }
 end
 
--- When (ms) the first of the resting units is free; of many grants, when to look again.
+-- When (ms) the first resting unit becomes free; with many grants, when to check again.
 local function first_rest_end()
     if not key.rests then
         return NEVER
@@ -32,8 +32,8 @@ local function first_rest_end()
     return first
 end
 
--- The gates. Each returns nothing if it is open to a request that has `mine` already (nothing:
--- nothing); else when (ms) it opens by time alone.
+-- The gates. Each returns nothing if it is open, else when (ms) it opens through time alone. `mine` is
+-- the request's own grant, if it has one; it does not count.
 local function held_alone(_, mine)
     if key.alone and key.alone ~= mine then
         return key.alone.stage == RESTING and math.max(key.alone.ends, key.rest) + 1 or NEVER
@@ -82,8 +82,7 @@ local function keeps_out(want, mine)
     return held_alone(want, mine) or paused() or resting() or taken(want, mine) or full(want, mine)
 end
 
--- Returns nothing if a request may enter now, else when (ms) time alone lets it in: the one answer to
--- both questions.
+-- Returns nothing if a request is admitted now, else when (ms) it will be.
 local function opens(want, mine)
     return keeps_out(want, mine) or too_soon(want, mine)
 end
@@ -92,12 +91,12 @@ local function in_ms(at)
     return at and at < NEVER and math.max(1, math.ceil(at - now_ms)) or nil
 end
 
--- In how many ms rates let so much in that is free; nothing: it is not for them to do.
+-- In how many ms the rates admit a request that everything else admits now; else nothing.
 local function opens_by_rate(want)
     return not keeps_out(want) and in_ms(too_soon(want)) or nil
 end
 
--- Whether what is reserved for a run is as much as it wants.
+-- Whether a reservation has all the units that the run wants.
 local function is_enough(grant, want)
     if grant.units == 0 or want.capacity == 1 then
         return grant.units == 0 and want.capacity == 1
@@ -105,18 +104,18 @@ local function is_enough(grant, want)
     return needed(want) <= grant.units
 end
 
--- Whether what is reserved for a run is what it wants now, as it may have changed its mind.
+-- Whether a reservation still matches the run's want, which may have changed.
 local function is_wanted(grant, want, text_before)
     local fits = grant.units == 0 or text_before == want.text or want.capacity == 0
     return is_enough(grant, want) and (fits or key.used <= want.capacity)
 end
 
--- When (ms) one that comes for its grant may have it, though a rest, a pause, a limit or a rate came
--- meanwhile; nothing: now.
+-- Returns nothing if a reservation may be claimed now; else when (ms), because a rest, a pause, a limit
+-- or a rate was set since.
 local function claim_opens(grant, want)
     local at = too_soon(want, grant)
     if grant.place == 0 then
-        return at -- it was kept by the attempt before, as if that went on
+        return at -- kept by the previous attempt, and treated as held since
     end
     at = at or paused() or resting()
     local of = limit_now().capacity

@@ -1,30 +1,29 @@
--- grants.lua: who has a key. Each holder has one grant; a grant tells its own end, so that no other
--- record has to be true.
+-- grants.lua: the holders of a key. Each holder has one grant. A grant contains its own end, so no
+-- other record has to be right.
 -- KEYS lock queue tasks woken fence done rate
 --
--- lock   token: of the grant, or of all that share the key without a gap; rest: nobody enters before
---        that (ms).
---        x: the grant of one that has the key alone; was: the units, slot and capacity that it had
---        before an upgrade.
---        Of those that share the key: g:<owner> a grant; o:<run> the owner by which a run has it;
---        t:<task> the attempt of a task that was last granted it, if that has it;
---        count: of grants; used: units; next: no grant ends before that (ms); slots: which units are in
---        use that are told from each other, 0 or 1 each; last: the owner of the last grant; capacity: of
---        the last request; late: the last arrival (µs) of those that have not come for their grant;
---        rests: some units rest; kept: the run for which some are kept; up: the inbox and owner of one
---        that waits to have it alone; scan: how far the look at many grants has come.
---        start:<owner> as rates.lua has it.
+-- lock   token: of the exclusive grant, or of all shared grants since the key was last free;
+--        rest: no request is admitted before this time (ms).
+--        x: the exclusive grant; was: its units, slot and capacity before an upgrade.
+--        Shared grants: g:<owner> the grant; o:<run> the owner with which a run holds the key;
+--        t:<task> the task's attempt that was granted last, while it holds the key;
+--        count: number of grants; used: units; next: no grant ends before this time (ms); slots: 0 or 1
+--        for each unit that has a number; last: the owner of the last grant; capacity: of the last
+--        request; late: the latest arrival (µs) among unclaimed reservations; rests: some units rest;
+--        kept: the run for which units are kept; up: inbox and owner of a holder that waits for its
+--        upgrade; scan: cursor of the scan through many grants.
+--        start:<owner>: see rates.lua.
 --
--- A grant is its end (ms), its units (0: all of the key), slot (-1: none), stage, arrival (µs, of one
--- at which it was handed on; else 0), time (µs), the length of its owner, the owner, and the run.
+-- A grant is one line: end (ms), units (0: exclusive), slot (-1: none), stage and flags, arrival (µs) of
+-- an unclaimed reservation (else 0), time of the grant (µs), length of the owner, owner, run.
 -- USES records limits rates
 
-local FEW = 64 -- grants that are looked through at once
-local MANY = 256 -- of which a step looks at, where there are more
-local LOOK_MS = 1000 -- until one looks again that waits for a key that nobody may enter
-local AGAIN_MS = 5000 -- until many grants are looked through again
+local FEW = 64 -- grants that are read at once
+local MANY = 256 -- grants that one step of a scan reads
+local LOOK_MS = 1000 -- until a closed key is checked again
+local AGAIN_MS = 5000 -- until many grants are scanned again
 local MOST_SLOTS = 1024
-local SHORT = 10 ^ 14 -- a number below it is written with all its digits, if it has no fraction
+local SHORT = 10 ^ 14 -- Lua writes whole numbers below it with all digits
 local SHARED_FIELDS =
     { 'count', 'used', 'next', 'slots', 'last', 'capacity', 'late', 'rests', 'kept', 'up', 'scan' }
 
@@ -33,13 +32,14 @@ local HELD = 'h'
 local RESERVED = 'r'
 local KEPT = 'k'
 local RESTING = 'z'
-local AGAIN = 'a' -- behind the first: another message of its run is on its way
-local STARTS = 's' -- likewise: a start is reserved for it
+-- Flags, after the stage.
+local AGAIN = 'a' -- another message of its run is in flight
+local STARTS = 's' -- a start is reserved for it
 
-local key = { tasks = {}, runs = {} } -- what is known of the records at hand
+local key = { tasks = {}, runs = {} } -- what this call has read of the key
 local all_keys = {}
 
--- Returns a field of `tasks`, as read before.
+-- Returns a field of `tasks`; reads it once.
 local function field(name)
     if key.tasks[name] == nil then
         key.tasks[name] = redis.call('HGET', TASKS, name)
@@ -47,7 +47,7 @@ local function field(name)
     return key.tasks[name]
 end
 
--- Reads fields of `tasks` at once.
+-- Reads several fields of `tasks` with one command.
 local function fetch(...)
     local found = redis.call('HMGET', TASKS, ...)
     for number, name in ipairs({ ... }) do
@@ -66,7 +66,7 @@ local function read_grant(row)
     local ends, units, slot, stage, flags, place, since, length, rest =
         string.match(row, '^(%d+) (%d+) (%-?%d+) (%a)(%a*) (%d+) (%d+) (%d+) (.*)$')
     if not ends then
-        return nil -- no script of ours wrote it
+        return nil -- written by another program
     end
     ends, units, slot, length = tonumber(ends), tonumber(units), tonumber(slot), tonumber(length)
     place = place == '0' and 0 or tonumber(place)
@@ -77,7 +77,7 @@ local function read_grant(row)
         stage = stage,
         flags = flags,
         place = place < EXACT and place or EXACT,
-        since = since, -- as it was written: few want to know
+        since = since, -- not converted: rarely needed
         owner = string.sub(rest, 1, length),
         run = string.sub(rest, length + 1),
     }
@@ -93,10 +93,10 @@ local function row_of(grant)
     local place = grant.place == 0 and '0' or integer(grant.place)
     local row = ends .. ' ' .. units .. ' ' .. grant.slot .. ' ' .. grant.stage .. grant.flags .. ' '
     row = row .. place .. ' ' .. grant.since .. ' ' .. #grant.owner .. ' '
-    return row .. grant.owner .. grant.run -- which may have any bytes
+    return row .. grant.owner .. grant.run -- both may contain any bytes
 end
 
--- The task of a run, which may be one of its attempts.
+-- Returns the task id of a run, which may be one of several attempts.
 local function task_of(run)
     return string.match(run, '^(.*):%d+:%d+:%d+$') or run
 end
@@ -106,7 +106,7 @@ local function known_number(text)
     return number and number == number and number or 0
 end
 
--- Reads what is known of the key, and what an owner and a run have of it.
+-- Reads the key, and the grants of an owner and a run.
 local function load(owner, run)
     local found = redis.call('HMGET', LOCK, 'token', 'x', 'count', 'rest', 'was', 'start:' .. owner)
     key.grants, key.owners, key.attempts, key.count, key.late = {}, {}, {}, 0, 0
@@ -117,7 +117,7 @@ local function load(owner, run)
     end
 end
 
--- Returns what an owner has of the key, or nothing.
+-- Returns an owner's grant, or nothing.
 local function grant_of(owner)
     if key.alone then
         return key.alone.owner == owner and key.alone or nil
@@ -132,12 +132,12 @@ local function grant_of(owner)
     return found and found.ends > now_ms and found or nil
 end
 
--- Returns what is reserved or kept for a run, or nothing.
+-- Returns the grant that is reserved or kept for a run, or nothing.
 local function grant_for(run)
     return run ~= '' and grant_of(reserved_owner(run)) or nil
 end
 
--- Returns the grant that a run itself has, and not only may come for.
+-- Returns the grant that a run holds; a reservation does not count.
 local function held_by(run)
     if run == '' then
         return nil
@@ -155,7 +155,7 @@ local function held_by(run)
     return owner and owner ~= reserved_owner(run) and grant_of(owner) or nil
 end
 
--- Reads the clock and the key, and takes back what has ended.
+-- Reads the clock and the key, and removes grants that have ended.
 local function look(owner, run)
     read_clock()
     load(owner, run)
@@ -164,7 +164,7 @@ local function look(owner, run)
     end
 end
 
--- Ends the record with its first lease; or at once, if that is refused, which is returned.
+-- Sets the record's expiry. If the server refuses, deletes the record and returns the refusal.
 local function begin_lease(for_ms)
     local set = redis.pcall('PEXPIRE', LOCK, for_ms)
     if type(set) == 'table' then
@@ -173,7 +173,7 @@ local function begin_lease(for_ms)
     end
 end
 
--- Gives the key to one alone. Returns the token, or nothing and the refusal.
+-- Grants the key exclusively. Returns the token, or nothing and the server's refusal.
 local function grant_alone(owner, run, for_ms, stage, place, flags)
     local token, refused = mint()
     if not token then
@@ -183,7 +183,7 @@ local function grant_alone(owner, run, for_ms, stage, place, flags)
     grant.ends, grant.stage, grant.place = math.ceil(now_ms + for_ms), stage, place
     redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant))
     if key.is_stale and (key.start or key.was) then
-        redis.call('HDEL', LOCK, 'start:' .. key.gone, 'was') -- of the grant before
+        redis.call('HDEL', LOCK, 'start:' .. key.gone, 'was') -- of the previous grant
     end
     refused = begin_lease(for_ms)
     if refused then
@@ -193,7 +193,7 @@ local function grant_alone(owner, run, for_ms, stage, place, flags)
     return token, -1
 end
 
--- One that has the key, its run, and in how many ms that may change.
+-- Returns the owner and the run of one holder, and in how many ms that may change.
 local function a_holder()
     if key.alone then
         local ends = math.max(key.alone.ends, key.rest)
@@ -202,9 +202,9 @@ local function a_holder()
         return '', '', key.rest > now_ms and math.ceil(key.rest - now_ms) or LOOK_MS
     end
     local last = key.last and grant_of(key.last)
-    if not last and key.count <= FEW then -- it has left; any other one would do
+    if not last and key.count <= FEW then -- it has released; any other holder will do
         for _, word in ipairs(redis.call('HGETALL', LOCK)) do
-            local owner = string.match(word, '^g:(.*)$') -- no value begins so
+            local owner = string.match(word, '^g:(.*)$') -- no value starts with this
             last = last or (owner and grant_of(owner))
         end
     end
@@ -212,12 +212,12 @@ local function a_holder()
     return last and last.owner or '', last and last.run or '', left_ms
 end
 
--- Notes that another message of a grant's run is on its way.
+-- Returns whether another message of the grant's run is in flight.
 local function may_come_again(grant)
     return grant ~= nil and string.find(grant.flags, AGAIN, 1, true) ~= nil
 end
 
--- Goes on with the key whose records are the next ones in KEYS, and so on.
+-- Switches to the key with this number in KEYS.
 local function turn_to(number)
     local last = RECORDS * number
     LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE, RATE = unpack(KEYS, last - RECORDS + 1, last)
@@ -225,7 +225,7 @@ local function turn_to(number)
     key = all_keys[number]
 end
 
--- Reads what is known of those that share the key, and what an owner and a run have of it.
+-- Reads the sums of the shared grants, and the grants of an owner and a run.
 local function load_shared(owner, run)
     local reserved, task = reserved_owner(run), task_of(run)
     local names = { 'g:' .. owner, 'g:' .. reserved, 'o:' .. run, 't:' .. task }
@@ -240,7 +240,7 @@ local function load_shared(owner, run)
     key.next, key.late = known_number(key.next), known_number(key.late)
 end
 
--- Lets the record live for as long as it tells something.
+-- Extends the record's expiry to the end of a grant or of the rest.
 local function outlive(ends)
     local left_ms = math.max(1, math.ceil(math.max(ends, key.rest) - now_ms))
     if key.alone or redis.call('PTTL', LOCK) < left_ms then
@@ -256,11 +256,11 @@ local function marked(slots, slot, mark)
     return string.sub(slots, 1, slot) .. mark .. string.sub(slots, slot + 2)
 end
 
--- Deletes a record that tells nothing any more, once nobody has the key.
+-- Deletes the record of a key without holders, except a rest that goes on.
 local function tidy()
     if key.alone or key.count > 0 or not key.token then
         if key.is_stale and not key.alone then
-            redis.call('HDEL', LOCK, 'x', 'was') -- a script was cut short, and left it beside others
+            redis.call('HDEL', LOCK, 'x', 'was') -- an interrupted script left it
             key.is_stale = false
         end
         return
@@ -280,7 +280,7 @@ local function upgrading()
     return owner, inbox
 end
 
--- The attempt of a task that was last granted its part of the key, if it has that still.
+-- Returns the attempt of a task that was granted last, while it holds the key.
 local function last_attempt(task)
     if key.attempts[task] == nil then
         key.attempts[task] = redis.call('HGET', LOCK, 't:' .. task)
@@ -288,7 +288,7 @@ local function last_attempt(task)
     return key.attempts[task]
 end
 
--- Adds to fields of the record that a run shares the key by an owner.
+-- Appends the fields that link a run to the owner of its shared grant.
 local function add_run(fields, run, owner)
     if run ~= '' then
         local task, last = task_of(run), #fields
@@ -331,8 +331,8 @@ local function count_down(grant)
     key.slots = marked(key.slots or '', grant.slot, '0')
 end
 
--- Takes a grant back. With `is_handed_on` the record of one that had the key alone is left, for the
--- next grant or tidy() to change.
+-- Removes a grant. With `is_handed_on` the record of an exclusive grant stays, for the next grant or
+-- tidy() to change.
 local function vacate(grant, is_handed_on)
     if string.find(grant.flags, STARTS, 1, true) then
         leave_start(grant.owner, now)
@@ -340,7 +340,7 @@ local function vacate(grant, is_handed_on)
     if grant.units == 0 then
         key.alone, key.is_stale = nil, true
         key.gone = grant.owner
-        local twin = grant_of(grant.owner) -- of an upgrade that was cut short
+        local twin = grant_of(grant.owner) -- of an interrupted upgrade
         if twin then
             vacate(twin)
         end
@@ -356,8 +356,8 @@ local function vacate(grant, is_handed_on)
     end
 end
 
--- Looks through the grants of those that share the key, of many at some, and takes back those that
--- have ended. What somebody else has made of the sums is summed up again.
+-- Scans the shared grants, up to MANY a call, and removes those that have ended. A complete scan also
+-- recomputes the sums.
 local function prune_shared()
     local cursor, soonest = string.match(key.scan or '', '^(%d+) (%d+)$')
     local is_whole = not cursor
@@ -396,14 +396,14 @@ local function prune_shared()
     redis.call('HSET', LOCK, 'used', key.used, 'count', key.count, 'slots', key.slots or '')
 end
 
--- Sums up again what those have that share the key.
+-- Recomputes the sums of the shared grants.
 local function sum_up()
     redis.call('HDEL', LOCK, 'scan')
     key.scan = nil
     prune_shared()
 end
 
--- Takes back what has ended; before anything is said of who has the key.
+-- Removes grants that have ended. Must precede every look at the holders.
 local function prune()
     if key.alone then
         if key.alone.ends <= now_ms then
@@ -417,7 +417,7 @@ local function prune()
     end
 end
 
--- How many units are taken, whatever an operator allows: his limit may end before the lease.
+-- Returns the units that a want takes. An operator's limit does not change them: it may end first.
 local function needed(want)
     return math.max(1, want.capacity == 0 and want.units or math.min(want.units, want.capacity))
 end
@@ -429,7 +429,7 @@ local function first_slot(need, of)
     return -1
 end
 
--- Lets one in beside others. Returns the token and the slot, or nothing and the refusal.
+-- Grants a share. Returns the token and the slot, or nothing and the server's refusal.
 local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     local token, refused = key.token, nil
     local is_first = key.count == 0
@@ -448,7 +448,7 @@ local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     grant.since = clock
     local before = run ~= '' and key.owners[run] == owner and grant_of(owner)
     if before then
-        count_down(before) -- a script was cut short, which had granted it
+        count_down(before) -- the script that granted it was interrupted
     end
     key.used, key.count = key.used + need, key.count + 1
     key.slots = marked(key.slots or '', grant.slot, '1')
@@ -490,7 +490,7 @@ local function grant_to(owner, run, for_ms, want, stage, place, flags)
     return grant_shared(owner, run, for_ms, want, stage, place, flags)
 end
 
--- Writes a grant that has changed. What lengthens the record comes first: a full server never refuses it.
+-- Writes a changed grant. PEXPIRE comes first: a full server never refuses it.
 local function write_grant(grant)
     local left_ms = math.max(1, math.ceil(math.max(grant.ends, key.rest) - now_ms))
     if grant.units > 0 then
@@ -507,13 +507,13 @@ local function write_grant(grant)
     redis.call('HSET', LOCK, unpack(fields))
 end
 
--- Makes a lease as long as is asked for, and never shorter.
+-- Extends a lease; never shortens it.
 local function lengthen(grant, for_ms)
     grant.ends = math.max(grant.ends, math.ceil(now_ms + for_ms))
     write_grant(grant)
 end
 
--- Gives a grant to an owner that has come for it, or keeps it for a run, for so long from now.
+-- Transfers a grant to another owner: one that claims it, or the reservation of a run.
 local function pass(grant, owner, run, for_ms, stage)
     local before, its_run = grant.owner, grant.run
     local ends = math.ceil(now_ms + for_ms)
@@ -537,8 +537,8 @@ local function pass(grant, owner, run, for_ms, stage)
     end
 end
 
--- Takes back one of two grants of a run: it was handed both, or a script was cut short between making
--- the one of the other, and counted one of them.
+-- Removes one of two grants of a run: it was served twice, or a script was interrupted in a transfer
+-- and counted only one of them.
 local function vacate_twin(grant)
     if string.find(grant.flags, STARTS, 1, true) then
         leave_start(grant.owner, now)
@@ -554,7 +554,7 @@ local function expect_again(grant)
     end
 end
 
--- Gives one that shares the key with no other all of it; returns the token.
+-- Makes the only shared grant exclusive. Returns the token.
 local function make_alone(grant, for_ms)
     local was = string.format('%d %d %d', grant.units, grant.slot, known_number(key.capacity))
     local owner, run = grant.owner, grant.run
@@ -568,7 +568,7 @@ local function make_alone(grant, for_ms)
     return token
 end
 
--- Has one share with any number what it has alone: what it had before, or one unit. Returns the
+-- Makes an exclusive grant shared, with the units from before its upgrade, or one unit. Returns the
 -- token and the slot.
 local function make_shared(grant, for_ms)
     local units, slot, of = string.match(key.was or '', '^(%d+) (%-?%d+) (%d+)$')
@@ -598,7 +598,7 @@ local function settle_upgrade()
     local owner, inbox = upgrading()
     local grant = owner and grant_of(owner)
     if not grant then
-        redis.call('HDEL', LOCK, 'up') -- nobody of ours
+        redis.call('HDEL', LOCK, 'up') -- no such holder
         key.up = nil
         return false
     end

@@ -1,8 +1,8 @@
--- identities.lua: look at who has which identity, without changing anything.
+-- identities.lua: list identities and their runs, without changing anything.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit
--- returns identities as JSON: at most `limit` of them, in no order; of each identity, run, and where it
---         is, as in identity.lua
+-- returns identities as JSON: at most `limit`, in no order; of each identity, run, and where it is, as in
+--         identity.lua
 -- USES records grants runs calls
 
 local most = tonumber(ARGV[1])

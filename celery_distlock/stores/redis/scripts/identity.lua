@@ -1,9 +1,9 @@
--- identity.lua: look at who has an identity, without changing anything.
+-- identity.lua: look up which run has an identity, without changing anything.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV identity
--- returns fields as JSON, none if no run has it: run, and where it is: waiting, coming, running or
---         ended; expires_ms, after which it has none if it has not begun; marks, as in calls.lua;
---         lasts_ms, for which it has it in any case
+-- returns fields as JSON, none if no run has it: run; where it is: waiting, coming, running or ended;
+--         expires_ms, after which it loses the identity if it has not begun; marks (calls.lua);
+--         lasts_ms, for which it keeps it in any case
 -- USES records grants runs calls
 
 local entry = redis.call('HGET', CALLS, ARGV[1])

@@ -1,9 +1,9 @@
--- inherit.lua: a run has the identity that an earlier execution of its task had.
+-- inherit.lua: pass an identity from an earlier execution of a task on to this run.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV identity run until_when expires_ms marks
 -- returns 1 | 0: another task has it
 --
--- The arguments are as in send.lua.
+-- The arguments are those of send.lua.
 -- USES records grants runs calls
 
 local identity, run, until_when, expires_ms, marks = unpack(ARGV)
@@ -17,5 +17,5 @@ if before and task_of(before) == task_of(run) then
 elseif taken_by(entry) then
     return 0
 end
-note_call(identity, run, until_when, '', tonumber(expires_ms), marks) -- struck meanwhile
+note_call(identity, run, until_when, '', tonumber(expires_ms), marks) -- the entry was removed
 return 1

@@ -1,24 +1,24 @@
--- inspect.lua: look at a key without changing it, but that it may strike a limit that has ended.
+-- inspect.lua: report the state of a key. Changes nothing, except that it removes a limit that has ended.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV [want]
--- returns fields as JSON: owner, token, run, ttl_ms, and those below; what is not known is empty
+-- returns fields as JSON: owner, token, run, ttl_ms, and those below; unknown ones are empty
 --
--- oldest  when the first of those who wait came (µs), as far as that is known; 0: nobody
--- woken   how many runs are on their way
--- task    the name of the one that the key is kept for
--- limit   an operator's that has not ended, as limits.lua has it
--- starts  of each time for which starts are counted limit, per (µs) and begun
--- admits  of a want: whether a request of it that comes now is granted
--- later   how many runs join the queue later, the first of them in due_ms; of many, with those that
---         have come by themselves
--- opens_ms  in how many ms time alone lets the first waiter enter, if it does
--- identities  how many calls are known by an identity; of many, with those that mean nothing any more
--- holders   some of those that share it: owner, run, units, slot, since (µs), left_ms, and
---         the task of one that is on its way
+-- oldest  arrival (µs) of the first waiter, if known; 0: no waiter
+-- woken   number of runs in flight
+-- task    the name of the task for which the key is reserved
+-- limit   an operator's limit that has not ended (limits.lua)
+-- starts  for each period in which starts are counted: limit, per (µs) and begun
+-- admits  whether a request with this want would be granted now
+-- later   number of deferred runs, the first of which joins the queue in due_ms; if there are many, runs
+--         that were delivered already are included
+-- opens_ms  in how many ms time alone admits the first waiter, if it does
+-- identities  number of identities in use; if there are many, obsolete ones are included
+-- holders   some of the shared grants: owner, run, units, slot, since (µs), left_ms, and the name of the
+--         task if the grant is reserved
 -- USES records grants limits rates gates runs answers queue calls
 
 local MOST_HOLDERS = 100
-local MOST_CALLS = 50 -- that are looked at one by one
+local MOST_CALLS = 50 -- that are checked one by one
 local grants, used = {}, 0
 
 local function add_grants(words)
@@ -35,7 +35,7 @@ local function add_grants(words)
     end)
 end
 
--- Reads those that share the key; of many, some.
+-- Reads the shared grants; of many, some.
 local function read_grants()
     if key.count <= MANY then
         add_grants(redis.call('HGETALL', LOCK))
@@ -45,7 +45,7 @@ local function read_grants()
     used = key.used
 end
 
--- How many runs are on their way: those that have not come.
+-- Returns the number of runs in flight: woken, and their key not claimed yet.
 local function count_woken()
     local many = redis.call('ZCARD', WOKEN)
     if many > 0 and key.alone then
@@ -91,7 +91,7 @@ local function count_identities()
     return alive
 end
 
--- How many join the queue later, and in how many ms the first of them.
+-- Returns the number of deferred runs, and in how many ms the first joins the queue.
 local function count_later()
     local many = redis.call('ZCARD', LATER)
     local is_few = many <= MOST_CALLS
@@ -100,7 +100,7 @@ local function count_later()
     for i = 1, #runs, 2 do
         local of = is_few and record(runs[i])
         if is_few and not (of and of.s == 'later') then
-            many = many - 1 -- it has come by itself
+            many = many - 1 -- it was delivered already
         else
             first_ms = first_ms or tonumber(runs[i + 1])
         end

@@ -1,14 +1,14 @@
--- leave_key.lua: have a run of several keys, which are in different places, wait at this one no longer, and
--- give back what is kept for it here. It waits at another one.
+-- leave_key.lua: remove a run of several keys in different slots from this key, because it waits at
+-- another one or is in flight; release what is kept for it here.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run number at counts keeps owner
--- returns 0 it is not there | 1 it has left | as queue.lua's `reply`: and the next are let in
+-- returns 0 it is not here | 1 removed | a `reply` (answers.lua): removed, and waiters are served
 --
 -- number  of the key
--- at      the name of the key at which it waits; empty: it is on its way
--- counts  1: one of its keys had opened, and that it was turned away counts
--- keeps   1: what is kept for it here is kept on
--- owner   which holds the key for the run, and gives it up so, or empty
+-- at      the name of the key where it waits; empty: it is in flight
+-- counts  1: one of its keys has opened, so this counts as a failed attempt
+-- keeps   1: keep this key for it
+-- owner   an owner that holds the key for the run and releases it now, or empty
 -- USES records grants limits rates gates runs answers queue several
 
 local run, number, at, counts, keeps, owner = unpack(ARGV)

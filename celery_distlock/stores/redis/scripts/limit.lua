@@ -1,11 +1,11 @@
--- limit.lua: set an operator's limit, or take it back, and let those in who fit then.
+-- limit.lua: set or remove an operator's limit, and serve the waiters that it admits.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV capacity until_ms author rates
--- returns 1 | as queue.lua's `reply`: who is let in
+-- returns 1 | a `reply` (answers.lua) with the runs that are admitted
 --
--- capacity  -: as many units as are asked with; empty: take the limit back
--- until_ms  0: without an end
--- rates     as rates.lua has them; empty: those that are asked with
+-- capacity  -: as requested; empty: remove the limit
+-- until_ms  0: no end
+-- rates     see rates.lua; empty: as requested
 -- USES records grants limits rates gates runs answers queue
 
 local capacity, until_ms, author, rates = unpack(ARGV)

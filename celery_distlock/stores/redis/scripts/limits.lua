@@ -1,8 +1,8 @@
--- limits.lua: what an operator has set for a key, which goes before what is asked with.
+-- limits.lua: an operator's limit for a key, which replaces the capacity and rates of requests.
 -- KEYS lock queue tasks woken fence done rate
 --
--- tasks  limit: how many units (-: as many as are asked with), perhaps with / and rates after it, as
---        rates.lua has them; its end (ms; 0: none), when it was set (µs), and by whom
+-- tasks  limit: units (-: as requested), optionally followed by / and rates (rates.lua); its end (ms; 0:
+--        none), the time when it was set (µs), and the operator
 -- USES records
 
 local NO_LIMIT = {}
@@ -25,7 +25,7 @@ local function read_limit()
     return { capacity = tonumber(capacity), rates = rates ~= '' and rates or nil, ends = ends }
 end
 
--- The operator's limit: its capacity, its rates and its end (ms), as far as it has them.
+-- Returns the operator's limit: capacity, rates and end (ms), each if set.
 local function limit_now()
     if not key.limit then
         key.limit = read_limit()

@@ -1,13 +1,11 @@
--- mark_sent.lua: a woken run's message is with the broker: send it again only if it does not come. Or it
--- came back unfinished: send it again at the next sweep. Or it was left: others sweep it up. Or it may
--- still be in the broker's queue.
+-- mark_sent.lua: record what became of a woken run's message, and when to send it again.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run again
--- returns 1 noted | 0 it has come already
+-- returns 1 recorded | 0 the run is not in flight
 --
--- again  1: it came back. 2: who was to send it leaves it to others; not first of all, or what
---        nobody sends would keep those that were woken after it from being found. 3: there are
---        messages in the broker's queue; look again later
+-- again  0: the broker has it; send it again only if it does not arrive. 1: it was returned unfinished;
+--        the next sweep sends it. 2: the caller cannot send it; another process's sweep does. 3: the
+--        broker's queue has messages; check again later
 -- USES records grants limits rates gates runs answers queue
 
 local run, again = unpack(ARGV)

@@ -1,12 +1,12 @@
--- push.lua: a woken run is about to be pushed to a worker that has not parked it. If that does not
--- come for its key, the next sweep finds it.
+-- push.lua: record that a woken run is about to be pushed to a worker that has not parked it. If it does
+-- not claim its key, the next sweep finds it.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run
--- returns 1 it may be pushed | 0 it has come already | 2 it is for the broker: that was given it, or an
---         earlier one of its key; or no worker took it, again and again
+-- returns 1 push it | 0 it is not in flight | 2 send it through the broker: the broker has it, or an earlier
+--         call of its key, or several pushes had no effect
 -- USES records grants limits rates gates runs answers queue
 
-local BEHIND = 100 -- in the queue, whose channels are looked at
+local BEHIND = 100 -- waiters whose channel is checked
 local run = ARGV[1]
 look('', run)
 local of = record(run)
@@ -19,7 +19,7 @@ if is_with_broker(of) or follows_another(of) then
 end
 local channel = of.h
 if channel and channel ~= '' then
-    -- It is gone, or says nothing: what was parked from there after this is not to wait for it.
+    -- That worker is gone or silent: other runs that it parked must not be pushed to it.
     for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, BEHIND - 1)) do
         local next_run = run_of(member)
         local its = next_run and record(next_run)

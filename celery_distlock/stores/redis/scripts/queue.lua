@@ -1,19 +1,19 @@
--- queue.lua: the hand-over of what is free of a key to those who wait for it, in their order.
+-- queue.lua: grants a key's free units to its waiters, in the order of the queue.
 -- KEYS lock queue tasks woken fence done rate
 -- USES records limits grants rates gates runs answers
 
-local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
-local SOONER_MS = 10 -- than a waiter knows that it may enter, for it to be called anew
+local GRANT_MS = 1000 -- for a blocked waiter to claim the grant that it was notified of
+local SOONER_MS = 10 -- a waiter is notified again only of a time earlier by more than this
 local BATCH = 8 -- grants of a key in one step
-local MOST_LOOKS = 32 -- waiters that are looked at in one step
-local SOON_MS = 5 -- until the next step, where there are more
-local MOST_BEFORE = 8 -- calls that are looked at to find one before which another may not go
+local MOST_LOOKS = 32 -- waiters checked in one step
+local SOON_MS = 5 -- until the next step, if there are more
+local MOST_BEFORE = 8 -- calls in flight that are checked for an earlier one of the same destination
 
-local givers = '' -- the runs that give the key up; a line each
-local near_channel, near = nil, nil -- of the worker that gives it up, and the destination whose messages it takes
+local givers = '' -- the runs that release the key, one a line
+local near_channel, near = nil, nil -- the releasing worker's delivery channel, and the destination that it serves
 
--- Whether the broker has an earlier call of the same destination, which this one passes unless it goes
--- the same way. Those that it has are sent again last of all.
+-- Whether the broker has an earlier call for the same destination. A pushed call would overtake it, so
+-- this one goes through the broker, too. Calls that the broker has are the last in `woken`.
 local function follows_another(of)
     if not of.q or redis.call('ZCARD', WOKEN) < 2 then
         return false
@@ -28,7 +28,8 @@ local function follows_another(of)
     return false
 end
 
--- Pushes a run to the worker that parked it, or that takes what is sent so; false if that is gone.
+-- Pushes a run to the worker that parked it, or that serves its destination. Returns whether it was
+-- received.
 local function push(run, of, envelope)
     local channel = of.h
     if not channel and of.q and of.q == near then
@@ -42,7 +43,7 @@ local function push(run, of, envelope)
     return type(heard) == 'number' and heard > 0
 end
 
--- Sends a woken run: it is pushed, or the reader of the answer does.
+-- Sends a woken run: pushes it, or has the caller of the script send it.
 local function send(run, of, envelope)
     if not push(run, of, envelope) then
         note_woken(run, envelope)
@@ -54,7 +55,7 @@ local function wake(run, of, envelope)
     send(run, of, envelope)
 end
 
--- Takes a waiter out of the queue; true if it was there.
+-- Removes a waiter from the queue. Returns whether it was there.
 local function strike(member)
     key.head = nil
     if string.sub(member, 1, 2) == 'b:' and field('w:' .. member) then
@@ -74,7 +75,7 @@ local function want_of(member)
     return want_in(run and (of and of.w) or field('w:' .. member))
 end
 
--- Grants so much to one that has to come for it, and that came at `place`; false: the server is full.
+-- Reserves what a waiter wants, which arrived at `place`. Returns false if the server is full.
 local function reserve(owner, run, place, for_ms, want)
     local terms = (want.terms or limit_now().rates) and in_force(want.terms, now)
     local token = grant_to(owner, run, for_ms, want, RESERVED, place, terms and STARTS or '')
@@ -84,8 +85,8 @@ local function reserve(owner, run, place, for_ms, want)
     return token ~= nil
 end
 
--- Grants so much to one that is here, and that came at `came`. Returns the token and the slot, or
--- nothing and the refusal.
+-- Grants what the caller wants, which arrived at `came`. Returns the token and the slot, or nothing
+-- and the server's refusal.
 local function take(owner, run, lease_ms, want, came)
     local token, slot = grant_to(owner, run, lease_ms, want, HELD, 0)
     if token and (want.terms or limit_now().rates) then
@@ -94,7 +95,7 @@ local function take(owner, run, lease_ms, want, came)
     return token, slot
 end
 
--- Takes the key from one that was handed it and has not come, and gives a run its place back.
+-- Revokes a reservation, and returns its run to its place in the queue.
 local function step_back(grant)
     vacate(grant)
     local run = string.match(grant.owner, '^parked:(.*)$')
@@ -112,12 +113,12 @@ local function may_step_back(grant, stands, stages)
     return string.find(stages, grant.stage, 1, true) and grant.place > stands
 end
 
--- Returns those that share the key, and may have come after another for what they have not come for.
+-- Returns the shared reservations that a request with this place may revoke, latest arrival first.
 local function late_grants(stands, stages)
     local found, names = {}, {}
     if key.count <= FEW then
         for _, word in ipairs(redis.call('HGETALL', LOCK)) do
-            names[#names + 1] = string.match(word, '^g:(.*)$') -- no value begins so
+            names[#names + 1] = string.match(word, '^g:(.*)$') -- no value starts with this
         end
     else
         for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, FEW - 1)) do
@@ -137,8 +138,8 @@ local function late_grants(stands, stages)
     return found
 end
 
--- Has those step back that came after `stands` and have not come for what they were handed, the last
--- one first, until a want is admitted; false: it is not all the same.
+-- Revokes unclaimed reservations of later arrivals, latest first, until the want is admitted. Returns
+-- whether it is.
 local function make_room(stands, want, stages)
     if stands <= 0 then
         return false
@@ -160,8 +161,8 @@ local function make_room(stands, want, stages)
     return false
 end
 
--- Has the first blocked waiter look at a key with a rate, once; it learns then when to look again, and
--- needs nobody that looks after what becomes due. One that is here itself is told anyway.
+-- Notifies the first blocked waiter of a key with a rate when it should try again, so that no ticker is
+-- needed. A waiter that is the caller gets the time in the answer.
 local function call_first(member, ms, is_here)
     local inbox, owner = string.match(member, '^b:(%S+) (.+)$')
     if not inbox or redis.call('EXISTS', RATE) == 0 then
@@ -178,7 +179,7 @@ local function call_first(member, ms, is_here)
     end
 end
 
--- Returns the first waiter, and its place.
+-- Returns the head of the queue, and its place.
 local function first_waiter()
     local head = key.head or redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
     key.head = nil
@@ -198,7 +199,7 @@ local function fetch_with_first(run)
     key.head = head
 end
 
--- Notes when time alone lets the first waiter enter, if it may not now.
+-- Notes when the head of the queue will be admitted through time alone, if it is not admitted now.
 local function look_ahead(member, is_here)
     member = member or first_waiter()
     local ms = member and in_ms(opens(want_of(member)))
@@ -209,7 +210,7 @@ local function look_ahead(member, is_here)
     return ms
 end
 
--- Offers what is free to a blocked waiter: it is served, gone, or has to wait.
+-- Reserves the key for a blocked waiter. Returns served, gone, or closed: it has to wait.
 local function offer_to_blocked(member, place)
     local want = want_of(member)
     if opens(want) then
@@ -228,7 +229,8 @@ local function offer_to_blocked(member, place)
     return 'served'
 end
 
--- Likewise a run. One that needs more keys is for the caller, that has it try all of them in one step.
+-- Reserves the key for a parked run, and wakes it. Returns served, gone or closed; or elsewhere: it needs
+-- several keys, and the caller of the script tries all of them.
 local function offer_to_run(member, place)
     local run = run_of(member)
     if key.tasks['e:' .. run] == nil then
@@ -237,7 +239,7 @@ local function offer_to_run(member, place)
     local of = record(run)
     local needs_more = of and of.k
     local is_next = of and (of.s == 'waiting' or (of.s == 'woken' and not needs_more))
-    if not is_next or not (needs_more or field('e:' .. run)) then -- else a script was cut short
+    if not is_next or not (needs_more or field('e:' .. run)) then -- else a script was interrupted
         redis.call('ZREM', QUEUE, member)
         return 'gone'
     end
@@ -255,16 +257,16 @@ local function offer_to_run(member, place)
         return 'closed'
     end
     if of.s == 'woken' then
-        redis.call('ZREM', QUEUE, member) -- it stepped back, and is on its way already
+        redis.call('ZREM', QUEUE, member) -- it was queued again while in flight
     else
         wake(run, of, field('e:' .. run))
     end
     return 'served'
 end
 
--- Gives what is free to as many of those who wait as may have it. Stops where `me` is here: a waiter
--- or run, or one that came at `stands` (0: it has no place). Returns empty: nobody waits; here: it is
--- the turn of `me`; closed: the first has to wait, or nothing is left.
+-- Serves waiters from the head of the queue, as many as are admitted. Stops at `me`: a waiter or run, or
+-- the place `stands` of a request (0: it has none). Returns empty: no waiter is left; here: `me` is next;
+-- closed: the head has to wait, or nothing is free.
 local function hand_on(me)
     if key.alone or (key.up and settle_upgrade()) then
         return 'closed'
@@ -290,7 +292,7 @@ local function hand_on(me)
     return 'closed'
 end
 
--- Takes a grant back, if there is one, and gives what is free to the next ones.
+-- Removes a grant, if there is one, and serves the next waiters.
 local function free(grant)
     if grant then
         vacate(grant, true)
@@ -299,12 +301,12 @@ local function free(grant)
     tidy()
 end
 
--- Whether a woken run has not come to its key yet, as far as is known.
+-- Whether a run is in flight: woken, and its key not claimed yet.
 local function is_on_its_way(run, of)
     if not of or held_by(run) then
         return false
     end
     local _, settles = ends_of(run)
-    local ends = settles and settles > now_ms -- else it is taken for dead
+    local ends = settles and settles > now_ms -- else its process counts as dead
     return not ends and redis.call('ZSCORE', WOKEN, run)
 end

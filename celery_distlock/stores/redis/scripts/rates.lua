@@ -1,36 +1,35 @@
--- rates.lua: how often a key is taken. A start counts from the grant to one who has to come for it,
--- until a little more than `per` after he has come: so in no time of that length more begin than the
--- limit says, however long messages travel.
+-- rates.lua: limits how often a key is taken. A start counts from its reservation until a little more
+-- than `per` after its claim. So no period of that length has more starts than the limit, however long
+-- messages take.
 -- KEYS lock queue tasks woken fence done rate
 --
--- rate  p:<per (µs)> the starts of the last such time: when the next one
---       is due that comes after the others at equal distances (µs), when it was asked for (µs), by
---       which limit, and of each of a few parts of it in which there were any, when the last one was
---       (µs) and how many.
---       r:<owner> of one who has to come for the key: his terms
---       reserved: how many starts those rows keep; series: the times of all p:. Both are read where
---       there are many rows, which are not read then
---       looks: when the first who is blocked looks again (ms), as it was told, and its place
--- lock  start:<owner> when he came (µs), and his terms; until he gives the key up
+-- rate  p:<per (µs)> a series, the starts of the last period: when the next evenly spaced start is due
+--       (µs), when the series was last asked for (µs), the limit, and for each part of the period with
+--       starts, the time of the last one (µs) and their number.
+--       r:<owner> the terms of a reserved start
+--       reserved: sum of the starts in those rows; series: the periods of all p:. Used instead of the
+--       rows when there are many
+--       looks: when the first blocked waiter tries again (ms), as it was notified, and its name
+-- lock  start:<owner> time of the holder's start (µs), and its terms; until it releases the key
 --
--- Terms are cost:limit,per,burst;limit,per,burst with per in µs, as a want has them after its capacity.
+-- Terms: cost:limit,per,burst;limit,per,burst with per in µs, as in a want after its capacity.
 -- USES records limits grants
 
-local MOST_SERIES = 8 -- of different times, at one key
-local PARTS = 64 -- of such a time, whose starts are told from each other
-local CATCH_UP = 25000 -- µs for which starts may be late and are made up for
-local COMING = 1000000 -- µs until one looks again, if those fill a rate who have to come for it
+local MOST_SERIES = 8 -- of different periods, at one key
+local PARTS = 64 -- of a period; the starts of one part have one time
+local CATCH_UP = 25000 -- µs: a start this late does not delay the next ones
+local COMING = 1000000 -- µs until the next check, if reserved starts fill a rate
 
-local log -- of the key whose records these are
+local log -- the starts of the current key
 
--- How far starts are from one another (µs). At just the limit's distance there would be as many as it
--- allows all the time: after each pause all have to wait until it is over again, `per` later, for ever.
+-- Returns the distance between starts (µs). Exactly per/limit would keep the period full, so each pause
+-- would repeat every `per`. It is stretched by up to 3 %.
 local function distance_of(per, limit)
     local more = math.min(math.floor(per * 3 / 100), 30000)
     return (per + more * (limit - 1) / limit) / limit
 end
 
--- For how long a start counts (µs). A task begins after it has come, some sooner than others.
+-- Returns for how long a start counts (µs). A task begins a little later than its claim.
 local function counts_for(per)
     return per + math.min(math.floor(per / 200), 5000)
 end
@@ -75,17 +74,17 @@ local function write_series(series)
     redis.pcall('HSET', RATE, 'p:' .. integer(series.per), table.concat(words, ' '))
 end
 
--- Whether an owner has something of the key that it has been granted and may not have come for.
+-- Whether an owner has a grant, claimed or not.
 local function has_something(owner)
     return (key.alone and key.alone.owner == owner) or redis.call('HEXISTS', LOCK, 'g:' .. owner) == 1
 end
 
--- Whether a start is kept for a run that has to come for it.
+-- Whether a start is reserved for a run.
 local function keeps_start_for(run)
     return redis.call('HEXISTS', RATE, 'r:parked:' .. run) == 1
 end
 
--- Lets the next start be due earlier, by as much as one start that was none has put it off.
+-- Undoes the delay that a cancelled start has added to the next one.
 local function put_forward(terms)
     local cost, rates = rates_of(terms)
     for _, rate in ipairs(rates) do
@@ -97,7 +96,7 @@ local function put_forward(terms)
     end
 end
 
--- Reads the starts, and how many are reserved by the rows themselves; removes rows without a grant.
+-- Reads the starts, and adds up the reserved ones. Removes rows without a grant.
 local function read_rows(now)
     local fields, lapsed = redis.call('HGETALL', RATE), {}
     for i = 1, #fields, 2 do
@@ -120,7 +119,7 @@ local function read_rows(now)
     end
 end
 
--- Removes some of many rows, of a key without a holder.
+-- Removes some of the many rows of a key without a holder.
 local function drop_rows()
     local found = redis.call('HSCAN', RATE, '0', 'COUNT', MANY)[2]
     for i = 1, #found, 2 do
@@ -133,8 +132,8 @@ local function drop_rows()
     redis.pcall('HSET', RATE, 'reserved', integer(log.reserved))
 end
 
--- Reads the starts, and how many are reserved by their sum: a script that was cut short may have left
--- it too high, until there are few rows again.
+-- Reads the starts, and the sum of the reserved ones. An interrupted script may have left the sum too
+-- high, until there are few rows again.
 local function read_sums(now)
     local reserved, list = unpack(redis.call('HMGET', RATE, 'reserved', 'series'))
     local names = {}
@@ -185,7 +184,7 @@ local function all_series()
     return found
 end
 
--- The starts within a time; of one that was not asked for yet, as far as others tell.
+-- Returns the series of a rate. If the period is new, it is estimated from the other series.
 local function series_of(rate, now)
     local per = rate.per
     local series = log.series[per]
@@ -207,12 +206,12 @@ local function series_of(rate, now)
     return series
 end
 
--- When the next start is due, at the distances of this limit, if another one was asked for before.
+-- Returns when the next start is due at this limit, if the series was written for another one.
 local function next_by(rate, series, now)
     if rate.limit <= series.limit then
         return math.min(series.next, now) + math.max(0, series.next - now) * series.limit / rate.limit
     end
-    local due, distance = 0, distance_of(rate.per, rate.limit) -- as if it had been so all the time
+    local due, distance = 0, distance_of(rate.per, rate.limit) -- as if this limit had always applied
     for _, part in ipairs(series.parts) do
         due = math.max(due, part[1]) + part[2] * distance
     end
@@ -222,11 +221,11 @@ local function next_by(rate, series, now)
     return math.min(series.next, due)
 end
 
--- In how many µs a start is not too many for one rate; 0: now.
+-- Returns in how many µs one rate allows a start; 0: now.
 local function opens_for(rate, cost, now)
     local series = series_of(rate, now)
     local spaced = series.next - (rate.burst - 1) * distance_of(rate.per, series.limit) - now
-    if rate.limit > series.limit then -- else the factor by which next_by() stretches nearly cancels out
+    if rate.limit > series.limit then -- else next_by() yields nearly the same
         spaced = next_by(rate, series, now) - (rate.burst - 1) * distance_of(rate.per, rate.limit) - now
     end
     local over, at = series.count + log.reserved + cost - rate.limit, now
@@ -242,8 +241,7 @@ local function opens_for(rate, cost, now)
     return math.max(0, spaced, at - now)
 end
 
--- The terms that count: an operator's rates go before those that are asked with; nothing: there are
--- none.
+-- Returns the terms that apply: an operator's rates replace those of the want. Nothing: no rates.
 local function in_force(terms, now)
     local rates = limit_now().rates
     if not rates then
@@ -251,12 +249,12 @@ local function in_force(terms, now)
     end
     local cost = tonumber(string.match(terms or '', '^(%d+):')) or 1
     for limit in string.gmatch(rates, '(%d+),%d+,%d+') do
-        cost = math.min(cost, tonumber(limit)) -- else it would never start
+        cost = math.min(cost, tonumber(limit)) -- a higher cost would never be admitted
     end
     return cost .. ':' .. rates
 end
 
--- In how many µs one may start by such terms; 0: now.
+-- Returns in how many µs these terms allow a start; 0: now.
 local function starts_by(terms, now)
     if not terms then
         return 0
@@ -270,7 +268,7 @@ local function starts_by(terms, now)
     return wait
 end
 
--- Likewise by the terms that count.
+-- Returns in how many µs the terms that apply allow a start; 0: now.
 local function starts_in(terms, now)
     return starts_by(in_force(terms, now), now)
 end
@@ -288,7 +286,7 @@ local function forget_the_oldest_asked()
     redis.call('HDEL', RATE, 'p:' .. integer(oldest.per))
 end
 
--- The record lives for as long as it tells something; with what is on its way.
+-- Keeps the record until its last start counts no longer, plus the time of messages in flight.
 local function keep_log()
     local longest = 0
     for per in pairs(log.series) do
@@ -297,7 +295,7 @@ local function keep_log()
     redis.call('PEXPIRE', RATE, math.ceil(longest / 1000) + 60000)
 end
 
--- Has a start take its place among the others, for one who came at `came`.
+-- Schedules a start after the others, for a request that arrived at `came`.
 local function space(terms, now, came)
     read_log(now)
     local cost, rates = rates_of(terms)
@@ -305,7 +303,7 @@ local function space(terms, now, came)
         local series = series_of(rate, now)
         if not log.series[rate.per] then
             log.series[rate.per] = series
-            redis.pcall('HSET', RATE, 'series', list_series()) -- first: a script may be cut short
+            redis.pcall('HSET', RATE, 'series', list_series()) -- first: a script may be interrupted
         end
         local since = math.max(math.min(came, now), now - CATCH_UP)
         series.next = math.max(next_by(rate, series, now), since) + cost * distance_of(rate.per, rate.limit)
@@ -315,7 +313,7 @@ local function space(terms, now, came)
     end
 end
 
--- Counts a start that begins now, in all that is counted.
+-- Counts a start now, in every series.
 local function count_start(owner, terms, now)
     local cost = rates_of(terms)
     for _, series in pairs(log.series) do
@@ -332,7 +330,7 @@ local function count_start(owner, terms, now)
     redis.pcall('HSET', LOCK, 'start:' .. owner, integer(now) .. ' ' .. terms)
 end
 
--- Lets one start at once.
+-- Counts a start of a caller that begins now, without a reservation.
 local function start(owner, terms, now, came)
     terms = in_force(terms, now)
     if terms then
@@ -341,7 +339,7 @@ local function start(owner, terms, now, came)
     end
 end
 
--- Keeps a start for one who has to come for it; false: it needs none.
+-- Reserves a start. Returns false if no rate applies.
 local function reserve_start(owner, terms, now, came)
     terms = in_force(terms, now)
     if not terms then
@@ -355,7 +353,7 @@ local function reserve_start(owner, terms, now, came)
 end
 
 local function keep_no_longer(owner, terms, now)
-    redis.call('HDEL', RATE, 'r:' .. owner) -- first: it may have nothing of the key any more
+    redis.call('HDEL', RATE, 'r:' .. owner) -- first: the row may have lost its grant
     local is_read = log and log.of == RATE
     read_log(now)
     if is_read or log.is_sum then
@@ -366,7 +364,7 @@ local function keep_no_longer(owner, terms, now)
     end
 end
 
--- Lets one start who has come; false: nothing was kept for it.
+-- Turns a reserved start into a start of `another`. Returns false if there was none.
 local function begin_start(owner, another, now)
     local terms = redis.call('HGET', RATE, 'r:' .. owner)
     if not terms then
@@ -377,7 +375,7 @@ local function begin_start(owner, another, now)
     return true
 end
 
--- Counts a start no more, or keeps it no longer, that has come to nothing.
+-- Stops counting the start of an owner whose task did not begin.
 local function refund(owner, now)
     local at, terms = string.match(redis.call('HGET', LOCK, 'start:' .. owner) or '', '^(%d+) (.*)$')
     if not at then
@@ -402,7 +400,7 @@ local function refund(owner, now)
     put_forward(terms)
 end
 
--- Keeps a start no longer for one who does not come.
+-- Releases the reserved start of an owner.
 local function leave_start(owner, now)
     local terms = redis.call('HGET', RATE, 'r:' .. owner)
     if terms then

@@ -1,28 +1,27 @@
--- records.lua: the names of a key's records, the server's clock, tokens, and messages to processes.
+-- records.lua: a key's records, the server's clock, fencing tokens, and notifications.
 -- KEYS lock queue tasks woken fence done rate
 --
--- lock   hash    the grants of the key, as grants.lua writes them; expires with the last of them
+-- lock   hash    the grants (grants.lua); expires with the last of them
 -- queue  zset    waiters, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
--- tasks  hash    the parked runs, as runs.lua writes them; w:<member> the want of a blocked waiter that
---                does not want all of the key; limit: as limits.lua writes it
--- woken  zset    runs that are with a worker or the broker, by the time (ms) at which a sweep looks
---                for them
+-- tasks  hash    the parked runs (runs.lua); w:<member> the want of a blocked waiter that wants a share;
+--                limit: an operator's limit (limits.lua)
+-- woken  zset    runs that a worker or the broker has, by the time (ms) when the sweep checks them
 -- fence  string  the last token: the time (µs) of the grant, or more if the clock was set back
--- done   zset    runs that have ended and whose message may come again, by their end (ms); as
---                "~<run>" those whose result is not stored yet, by the time (ms) when their process is
---                taken for dead; as "+<run>" those of which the broker may have another message, by
---                the time (ms) until which their end must be known
--- rate   hash    the starts of late, as rates.lua writes them
+-- done   zset    runs that have ended and whose message may be delivered again, by their end (ms);
+--                "~<run>": the result is not stored yet, by the time (ms) when the process counts as
+--                dead; "+<run>": the broker may have another message, by the time (ms) until which the
+--                end must be remembered
+-- rate   hash    recent starts (rates.lua)
 
 local RECORDS = 7 -- of each key
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local RATE = KEYS[7]
 
-local EXACT = 2 ^ 53 -- no number beyond it is a token of ours
-local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
-local now, now_ms, clock = 0, 0, '0' -- as read_clock() found it; and `now` in writing
+local EXACT = 2 ^ 53 -- above it, whole numbers are not exact
+local FENCE_MS = 3600000 -- longer than any clock is set back
+local now, now_ms, clock = 0, 0, '0' -- set by read_clock(): µs, ms, and µs as text
 
--- A Lua number is a double: microseconds fit exactly, but tostring() would round them.
+-- Returns a whole number as text. tostring() would round microseconds.
 local function integer(number)
     return number == now and clock or string.format('%.0f', number)
 end
@@ -34,7 +33,7 @@ local function read_clock()
     clock = time[1] .. string.sub('00000' .. time[2], -6)
 end
 
--- Returns a token above all before; or nothing, and the refusal of a full server.
+-- Returns a token above all earlier ones; or nothing, and the refusal of a full server.
 local function mint()
     local token = integer(now)
     local last = redis.pcall('SET', FENCE, token, 'PX', FENCE_MS, 'GET')
@@ -49,8 +48,8 @@ local function mint()
     return token
 end
 
--- Returns fields as an answer names them. No answer has an infinite number, which a record that others
--- have spoilt may have, but the greatest instead.
+-- Encodes named fields as JSON, which has no infinite numbers: a record that another program wrote may
+-- contain one.
 local function named(fields)
     for name, value in pairs(fields) do
         if type(value) == 'number' and not (math.abs(value) < EXACT) then
@@ -60,10 +59,10 @@ local function named(fields)
     return cjson.encode(fields)
 end
 
--- Returns how many subscribers got the message; an error, for want of a permission say, tells nothing.
+-- Publishes a message. Returns the number of subscribers that received it, or an error table.
 local function publish(channel, message)
     if string.find(channel, '{', 1, true) then
-        return redis.pcall('SPUBLISH', channel, message) -- of this slot: no other node is told
+        return redis.pcall('SPUBLISH', channel, message) -- stays within the shard
     end
     return redis.pcall('PUBLISH', channel, message)
 end

@@ -1,18 +1,18 @@
--- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
+-- release.lua: release a grant, or leave the queue, and serve the next waiters.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner run ended [channel destination request]
--- returns 1 given up | 0 was not ours | as queue.lua's `reply`: given up, and whom that lets in
+-- returns 1 released | 0 the owner had no grant | a `reply` (answers.lua) with one of these as its status
 --
--- ended     0: the run has not ended (its process is being killed, its message goes back).
---           1: it has; a second delivery of it that is parked is dropped.
---           2: it has, and a second delivery that comes later is to be recognised.
---           3: its body has, and its result is not stored yet: a second delivery is held back.
--- channel   of the worker that asks: what was sent to this destination, and waits, is pushed there
--- request   JSON; what is not in it is false:
--- inbox     where a blocked waiter that gives up had waited
--- keep_ms   how long the key stays locked for keep_run to claim; if that is parked already, the
---           key is handed to it now
--- unstarted what was taken has come to nothing, and is not counted where the key has a rate
+-- ended     0: the run has not ended (its process is killed, its message goes back to the broker).
+--           1: it has ended; a parked second delivery is dropped.
+--           2: it has ended; a later second delivery must be recognised.
+--           3: its body has ended, its result is not stored yet: a second delivery has to wait.
+-- channel   the calling worker's delivery channel: waiters that were sent to `destination` are pushed
+--           there
+-- request   JSON; fields that are missing are false:
+-- inbox     where a blocked waiter that gives up was waiting
+-- keep_ms   how long the key stays reserved for keep_run; if that run is parked, it is served now
+-- unstarted the task has not begun: its start does not count where the key has a rate
 -- USES records grants limits rates gates runs answers queue
 -- OFTEN look read_clock load known_number fetch_with_first fetch field run_of record read_record
 -- OFTEN grant_of reserved_owner held_by note_completion record_end note_end keep_ends keeps free
@@ -26,7 +26,8 @@ local inbox, keep_run, keep_ms, unstarted = request.inbox, request.keep_run, req
 near_channel, near = channel, destination ~= '' and destination or nil
 givers = run
 
--- Answers most releases: nobody waits, nothing is to be noted.
+-- Releases an exclusive grant if there are no waiters and nothing to record. This is the most frequent
+-- case.
 local function release_alone()
     if tonumber(ended) > 1 or keep_ms or unstarted or redis.call('EXISTS', QUEUE, TASKS) > 0 then
         return nil
@@ -42,7 +43,7 @@ local function release_alone()
     return 1
 end
 
--- Notes what is said of the end of the run.
+-- Records the end of the run, as `ended` says.
 local function note_completion(grant)
     if run == '' then
         return
@@ -56,15 +57,15 @@ local function note_completion(grant)
             record_end(run, grant and not again and not (of and of.x))
         end
     elseif of and of.s == 'running' and not key.alone and held_by(run) then
-        -- Its second delivery is not to wait for the end of its lease.
+        -- Its second delivery must not wait for the end of the lease.
         redis.call('ZADD', WOKEN, 'XX', integer(now_ms), run)
     end
 end
 
--- Puts a run that waits before all who do; false: it does not wait.
+-- Moves a waiting run to the head of the queue. Returns false if it does not wait.
 local function put_first()
     local of = record(keep_run)
-    if not of or not redis.call('ZSCORE', QUEUE, 'p:' .. keep_run) then -- it may have stepped back
+    if not of or not redis.call('ZSCORE', QUEUE, 'p:' .. keep_run) then -- it may be in flight
         return false
     end
     of.p, key.head = integer(FIRST), nil
@@ -73,13 +74,13 @@ local function put_first()
     return true
 end
 
--- Whether the key is to be kept for a run that has to come for it.
+-- Whether the key must be reserved for keep_run.
 local function keeps()
-    if not keep_ms or put_first() then -- its message came before, and nobody else would send it
+    if not keep_ms or put_first() then -- its message has arrived: it is served from the queue
         return false
     end
     local held = not key.alone and held_by(keep_run)
-    return not (held and held.owner ~= owner) -- else it has its part already
+    return not (held and held.owner ~= owner) -- else it has a grant already
 end
 
 local function keep_locked(grant)
@@ -113,7 +114,7 @@ note_completion(grant)
 local waited = inbox and strike('b:' .. inbox .. ' ' .. owner)
 if not grant then
     if waited then
-        free() -- those behind it may fit
+        free() -- the waiters behind it may be admitted
     end
     return woken[1] and answer(0) or 0
 end

@@ -1,9 +1,9 @@
--- renew.lua: push the end of a lease that we still hold. Never grants anything.
+-- renew.lua: extend a lease. Never grants anything.
 -- KEYS lock
 -- ARGV owner lease_ms
--- returns 1 renewed | 0 held by another | -1 gone
+-- returns 1 renewed | 0 another owner has the key | -1 no grant
 --
--- Grants are as in grants.lua.
+-- For the format of grants see grants.lua.
 
 local owner, lease_ms = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
@@ -16,9 +16,9 @@ if not ends or tonumber(ends) <= now_ms then
 elseif string.sub(rest, 1, tonumber(length)) ~= owner then
     return 0
 end
--- Only ever later: of two renewals on two connections, the shorter may come last.
+-- Never shorten: of two renewals on two connections, the shorter may arrive last.
 ends = math.max(tonumber(ends), now_ms + 1 + lease_ms)
--- First: a full server refuses what begins with HSET.
+-- First: a full server refuses a script that begins with HSET.
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(redis.call('PTTL', KEYS[1]), ends - now_ms)))
 redis.call('HSET', KEYS[1], name, string.format('%.0f', ends) .. others)
 return 1

@@ -1,14 +1,14 @@
--- resend_all.lua: make due at once what is on its way, as if it had not been sent yet.
+-- resend_all.lua: make runs in flight due now, as if they had not been sent.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV limit
--- returns how many were made due
+-- returns the number of runs that are due now
 --
--- Not those that have come: who runs, or whose result is being stored.
+-- Runs that hold their key, or whose result is being stored, are left out.
 -- USES records grants limits rates gates runs answers queue
 
 -- NEVER REFUSED
 look('', '')
-local roused = 0
+local many = 0
 for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[1] - 1)) do
     local of = record(run)
     local _, settles = ends_of(run)
@@ -19,7 +19,7 @@ for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[1] - 1)) do
             go(run, of, of.s, 0)
         end
         redis.call('ZADD', WOKEN, 'XX', 0, run)
-        roused = roused + 1
+        many = many + 1
     end
 end
-return roused
+return many

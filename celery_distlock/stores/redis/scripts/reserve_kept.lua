@@ -1,11 +1,11 @@
--- reserve_kept.lua: reserve for a run a key that is kept for it, as it has all of its keys, which are in
--- different places; at the first one it is put on its way, the last of all.
+-- reserve_kept.lua: turn a kept grant into a reservation, when a run has all of its keys, which are in
+-- different slots. At the first key, which must be the last call, the run is sent.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run number comes
--- returns 0 the key is not kept for it (any more) | 1 it is reserved | as queue.lua's
---         `reply`: likewise, and it is to be sent
+-- returns 0 the key is not kept for it | 1 reserved | a `reply` (answers.lua): reserved, and the run must
+--         be sent
 --
--- number  of the key; at the first one its envelope lies
+-- number  of the key; the first has the envelope
 -- comes   1: the run is here, and takes its keys itself
 -- USES records grants limits rates gates runs answers queue several
 
@@ -21,7 +21,7 @@ elseif kept.stage == KEPT and of then
 end
 if number ~= '1' then
     if of and of.s == 'kept' then
-        forget_run(run) -- else it waits here until it is on its way
+        forget_run(run) -- else it is queued here until it is in flight
     end
 elseif of and not is_in_woken[of.s] then
     of.at, of.v, of.f = nil, nil, nil

@@ -1,7 +1,7 @@
--- rest.lua: let nobody enter for a while; those who have the key go on.
+-- rest.lua: admit no request for some time; holders keep their grants.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner for_ms
--- returns 1 it rests | 0 the owner has nothing of it
+-- returns 1 the key rests | 0 the owner has no grant
 -- USES records grants limits rates
 
 local owner, for_ms = unpack(ARGV)

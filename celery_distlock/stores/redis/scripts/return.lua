@@ -1,25 +1,25 @@
--- return.lua: tell one who found the key taken, and does not queue, when to come again.
+-- return.lua: suggest a retry delay to a caller that found the key taken and does not queue.
 -- KEYS lock queue tasks returns
 -- ARGV hold_ms least_ms most_ms
--- returns in how many ms its turn is expected | -1: not within most_ms; none is kept for it
+-- returns the delay in ms | -1: more than most_ms; no turn is assigned
 --
--- hold_ms   how long such a task had its key of late; 0: the caller does not know
--- least_ms  for how long a holder is left alone who has had the key for longer than usual
+-- hold_ms   how long such a task recently held its key; 0: unknown
+-- least_ms  the least delay if a holder has had the key for longer than usual
 --
--- Nothing is promised by a turn and nobody is kept out by one: they only keep those who come again
--- from coming all at once, or long after the key is free.
+-- A turn is neither promised nor exclusive. It only spreads the retries, so that callers do not come all at
+-- once, or long after the key is free.
 
 local LOCK, QUEUE, TASKS, RETURNS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local hold_ms, least_ms, most_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 
-local SHORTEST_MS = 10 -- a hold, with what a message takes to come
-local SHARE = 0.5 -- of a hold is between two turns: better two come for a key than none
-local OVERTIME = 0.75 -- of what a hold has taken is what it is given then
-local FEW = 64 -- holders that are looked through; more of them are taken for late
+local SHORTEST_MS = 10 -- for a hold, including the delivery of the message
+local SHARE = 0.5 -- of a hold between two turns: two callers at a time are better than none
+local OVERTIME = 0.75 -- a hold that is longer than usual is expected to last this part of its age more
+local FEW = 64 -- grants that are read; with more, holds count as longer than usual
 local SINCE = '^%d+ %d+ %-?%d+ %a+ %d+ (%d+) ' -- in a grant, as in grants.lua
-local KEPT_MS = 60000 -- after the last turn, what is known of the key
+local KEPT_MS = 60000 -- for which turns are remembered after the last one
 
--- What somebody else has written there counts for nothing.
+-- Returns a field as a number; 0 if another program wrote something else there.
 local function number(value)
     local found = tonumber(value or 0) or 0
     return found > 0 and found < 2 ^ 53 and found or 0
@@ -28,7 +28,7 @@ end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + time[2] / 1000
 
--- For how long the one of several has had the key who was granted it last.
+-- Returns the age of the youngest shared grant.
 local function youngest_age_ms()
     local last = 0
     local fields = redis.call('HGETALL', LOCK)
@@ -45,9 +45,8 @@ if hold_ms > 0 then
     usual_ms = usual_ms > 0 and (usual_ms + hold_ms) / 2 or hold_ms
 end
 local hold = math.max(usual_ms, SHORTEST_MS)
--- The token is the time of the grant. Nobody knows when one will end who has had the key for longer
--- than usual: the longer that is, the later he is looked at again. Likewise of an operator who lets
--- nobody enter, and does not say until when.
+-- The token is the time of the grant. A hold that is longer than usual has an unknown end: the older it is,
+-- the later the caller should try again. The same is true of a pause without an end.
 local held = redis.call('HMGET', LOCK, 'token', 'x', 'count', 'rest')
 local ends_ms, stage = string.match(held[2] or '', '^(%d+) %d+ %-?%d+ (%a)')
 local holders, waiting = number(held[3]), redis.call('ZCARD', QUEUE)
@@ -61,24 +60,24 @@ local opens_ms = math.max(number(until_ms), number(held[4])) - now_ms
 if is_paused then
     left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
 elseif opens_ms > 0 then
-    left_ms = math.max(left_ms, opens_ms) -- nobody enters before, whoever gives it up
+    left_ms = math.max(left_ms, opens_ms) -- no request is admitted earlier, even after a release
 elseif stage == 'z' then
-    left_ms = number(ends_ms) - now_ms -- it rests, and nobody gives it up before
+    left_ms = number(ends_ms) - now_ms -- it rests, and is not released earlier
 elseif holders > 1 then
     local youngest_ms = holders <= FEW and youngest_age_ms()
     if youngest_ms and youngest_ms <= hold then
-        left_ms = hold / holders -- one of several ends every so often
+        left_ms = hold / holders -- one of several holders ends this often, on average
     else
         left_ms = math.max(OVERTIME * (youngest_ms or 0), least_ms)
     end
     hold = math.max(hold, youngest_ms or 0) / holders
 elseif left_ms < 0 or (waiting > 0 and not held[2] and holders == 0) then
-    -- Or nobody has it, and who waits first may not enter yet, as for a rate.
+    -- Or the key is free, and its first waiter is not admitted yet, because of a rate for example.
     left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
 end
 local turn_ms = math.max(number(told[1]), now_ms + left_ms + waiting * hold)
 local wait_ms = math.ceil(turn_ms - now_ms)
--- A full server refuses these; then they come when they come.
+-- A full server refuses these; then retries are not spread.
 redis.pcall('HSET', RETURNS, 'hold', string.format('%.0f', usual_ms))
 redis.call('PEXPIRE', RETURNS, most_ms + KEPT_MS)
 if wait_ms > most_ms then

@@ -1,40 +1,39 @@
--- runs.lua: where a run is. It has one state, and go() alone changes it.
+-- runs.lua: the state of a run. Only go() changes it.
 -- KEYS lock queue tasks woken fence done rate
 --
--- tasks  e:<run> its envelope, and r:<run>, in JSON: s the state; p its arrival (µs); w its want; t its
---        task's name; h the channel of the worker that parked it; q the destination to which it was sent;
---        i the identity that it was sent with; n how often the broker was given it since it was parked;
---        d how often it was pushed to workers that had not parked it, PUSHES if the broker has it;
---        c that it has come for its key since it was parked; x that the broker may have two of its
---        messages; y that it is on its way, and stepped back into the queue. Of one that needs several keys: k all of
---        them, as Route.written() has them; at the name of the one at which it waits; v how often it
---        was turned away, and f since when (ms). Its envelope is at the
---        first; elsewhere there is an entry where it waits, or where a key is kept for it, with b and without e.
+-- tasks  e:<run> the envelope; r:<run> a JSON object: s state; p arrival (µs); w want; t name of the task;
+--        h delivery channel of the worker that parked it; q destination; i identity that it was sent
+--        with; n times that the broker was given it since it was parked; d pushes to workers that had not
+--        parked it, PUSHES if the broker has it; c it has claimed its key since it was parked; x the
+--        broker may have two of its messages; y it was queued again while in flight. If it needs several
+--        keys: k the route (Route.written()); at the name of the key where it waits; v attempts that
+--        failed, and f the time of the first (ms). Its envelope is at the first key. At the key where it
+--        waits, and at keys that are kept for it, there is a record with b and without an envelope.
 --
--- state     is found in   and what time does to it there
--- later     later         it joins the queue
--- waiting   queue
--- woken     woken         it is sent again
--- running   woken         likewise: only where the store alone has its message
--- settling  woken         likewise: its body has ended, its result is not stored
--- elsewhere               at the first of several keys, when it waits at another one
--- kept                    at a key that is kept for it, when it waits at another one
+-- state      found in  what happens when its time has come
+-- later      later     it joins the queue
+-- waiting    queue
+-- woken      woken     it is sent again
+-- running    woken     it is sent again; only runs whose message the store alone has
+-- settling   woken     it is sent again; its body has ended, its result is not stored yet
+-- elsewhere  -         at the first of several keys, while it waits at another one
+-- kept       -         at a key that is kept for it, while it waits at another one
 -- USES records grants
 
-local UNSENT_MS = 2000 -- for a woken run to be taken from the channel, or to be sent
-local CLAIM_MS = 5000 -- for a woken run's message to reach a worker; doubled by others on their way
-local DOUBLINGS = 2 -- at most: a key that nobody comes for is not to lie idle for longer
+local UNSENT_MS = 2000 -- for a woken run to be received from the channel, or to be sent
+local CLAIM_MS = 5000 -- for a woken run's message to reach a worker; doubled by others in flight
+local DOUBLINGS = 2 -- at most, so that an unclaimed key is not idle for longer
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 local DAY_MS = 86400000
 local COPIES_MS = 31 * DAY_MS -- for which the broker may keep a message; longer than all resends
-local SPARE_MS = 360000
-local TRIM = 16 -- of so many ends one strikes those that are over
-local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
-local RESENDS = 4 -- times; then, for what a broker has lost, once a day
-local LAST_RESENDS = 30 -- days; then the run is forgotten, its messages are the broker's
-local PUSHES = 5 -- that no worker took: only the broker gets a run then, and what it was given before
-local FIRST = 1 -- µs: when one came before whom nobody is to go
-local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
+local SPARE_MS = 360000 -- by which an expiry is set later than needed, so that it is set rarely
+local TRIM = 16 -- one of this many calls removes the ends that have expired
+local RESEND_MS = 60000 -- after which a message that did not arrive is sent again; doubles
+local RESENDS = 4 -- with doubling; then once a day, in case the broker lost the message
+local LAST_RESENDS = 30 -- days; then the run is forgotten, and left to the broker
+local PUSHES = 5 -- without effect; from then on the run goes through the broker only
+local FIRST = 1 -- arrival (µs) of a run that must be the head of the queue
+local AHEAD = 1000000 -- µs that an arrival may be ahead of this clock
 
 local is_in_woken = { woken = true, running = true, settling = true }
 
@@ -43,7 +42,7 @@ local function read_record(text)
     return is_read and type(found) == 'table' and found or nil
 end
 
--- Returns what is known of a run, or nothing.
+-- Returns a run's record, or nothing.
 local function record(run)
     if key.runs[run] == nil then
         local text = field('r:' .. run)
@@ -52,7 +51,7 @@ local function record(run)
     return key.runs[run] or nil
 end
 
--- Writes what is known of a run, with its envelope if that is given.
+-- Writes a run's record, and its envelope if given.
 local function write_run(run, of, envelope)
     key.runs[run], key.tasks['r:' .. run] = of, nil
     local fields = { 'r:' .. run, cjson.encode(of) }
@@ -63,9 +62,9 @@ local function write_run(run, of, envelope)
     redis.call('HSET', TASKS, unpack(fields))
 end
 
--- Changes the state of a run, the only place where that is done: first it is where it is found from now
--- on, then no longer where it was. A script that is cut short leaves it in two places, never in none.
--- `at_ms` is when time does something to it.
+-- Changes the state of a run; no other function does. Adds it to the new place before removing it from
+-- the old one, so that an interrupted script leaves it in two places, never in none. `at_ms` is when the
+-- sweep handles it.
 local function go(run, of, state, at_ms, envelope)
     local was = of.s
     of.s, key.head = state, nil
@@ -82,8 +81,8 @@ local function go(run, of, state, at_ms, envelope)
     end
 end
 
--- The place of one that came at `arrival` (0: it comes now), but no later than the clock says. Where
--- those who wait came later than that, it was set back since: who comes now is behind them all the same.
+-- Returns the place of a request that arrived at `arrival` (0: now), at most the present time. If the
+-- clock was set back, new requests still go behind all waiters.
 local function place_of(arrival)
     local last = last_arrival()
     if arrival == 0 then
@@ -98,14 +97,14 @@ local function last_arrival()
     return tonumber(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0)
 end
 
--- What is known of the end of a run: when it ended (ms), until when its result is being stored, and
--- until when its end must be known.
+-- Returns when a run ended (ms), until when its result is being stored, and until when its end must be
+-- remembered.
 local function ends_of(run)
     local found = redis.call('ZMSCORE', DONE, run, '~' .. run, '+' .. run)
     return tonumber(found[1] or nil), tonumber(found[2] or nil), tonumber(found[3] or nil)
 end
 
--- Forgets a run; true if it was known.
+-- Removes a run. Returns whether it was there.
 local function forget_run(run)
     local of = record(run)
     if redis.call('HDEL', TASKS, 'r:' .. run, 'e:' .. run) == 0 then
@@ -124,7 +123,7 @@ local function forget_run(run)
     return true
 end
 
--- Returns a count of a run; 0 for what is no count, as another program may have written there.
+-- Returns a counter of a run; 0 if another program wrote something else there.
 local function times_in(value)
     local times = tonumber(value or 0) or 0
     return times > 0 and times < EXACT and times or 0
@@ -138,12 +137,12 @@ local function pushes(of)
     return times_in(of.d)
 end
 
--- Whether the broker may have a message of a run: it was given one, or the run's caller gives it one.
+-- Whether the broker may have the run's message: it was sent, or its caller is about to send it.
 local function is_with_broker(of)
     return pushes(of) >= PUSHES
 end
 
--- Notes how often the broker was given a run, which it alone gets from then on.
+-- Notes how often the run was sent through the broker. From then on it is not pushed.
 local function note_sent(of, times)
     of.n = times > 0 and times or nil
     if times > 0 then
@@ -151,7 +150,7 @@ local function note_sent(of, times)
     end
 end
 
--- Puts a run that comes now at the end of the queue.
+-- Queues a run behind all waiters.
 local function line_up(run, of, envelope)
     of.p = integer(place_of(0))
     go(run, of, 'waiting', nil, envelope)
@@ -163,7 +162,7 @@ end
 
 -- Ends.
 
--- Has the record of ends live for so long, or a little longer: it is asked for often.
+-- Extends the expiry of the record of ends, a little further than asked, so that it is set rarely.
 local function keep_ends(for_ms)
     if redis.call('PTTL', DONE) < for_ms then
         redis.call('PEXPIRE', DONE, integer(for_ms + SPARE_MS))
@@ -178,10 +177,10 @@ local function note_end(member, at_ms, for_ms)
     keep_ends(for_ms)
 end
 
--- Remembers an end.
+-- Records the end of a run.
 local function record_end(run, is_plain)
     local settles, copied
-    if not is_plain then -- else it was neither sent twice, nor is its result being stored
+    if not is_plain then -- plain: it was sent once, and its result is stored
         local _
         _, settles, copied = ends_of(run)
     end
@@ -192,8 +191,8 @@ local function record_end(run, is_plain)
     end
 end
 
--- Keeps a second delivery from running while the result is on its way to be stored: for as long as
--- the lease would have lasted, if the process died now.
+-- Prevents a second delivery from running while the result is being stored: for as long as the lease
+-- would have lasted if the process died now.
 local function note_settling(run)
     local held = held_by(run)
     local until_ms = now_ms + math.max(held and held.ends - now_ms or 0, CLAIM_MS)
@@ -204,7 +203,7 @@ local function note_settling(run)
     end
 end
 
--- Notes that the broker may have another message of a run, which may come after the run's end.
+-- Notes that the broker may have another message of a run, which may arrive after the run's end.
 local function expect_copy(run, of)
     redis.pcall('ZADD', DONE, integer(now_ms + COPIES_MS), '+' .. run)
     keep_ends(COPIES_MS)
@@ -214,8 +213,8 @@ local function expect_copy(run, of)
     end
 end
 
--- Notes that a run has come to its key, for a grant; with `keep` its message stays here until the run
--- has ended.
+-- Notes that a run has claimed its grant. With `keep` its message stays in the store until the run has
+-- ended.
 local function arrive(run, grant, keep, lease_ms)
     local of = record(run)
     if of and of.x then
@@ -223,13 +222,13 @@ local function arrive(run, grant, keep, lease_ms)
     end
     if keep and of and not of.b then
         of.c, of.n = true, nil
-        go(run, of, 'running', of.s ~= 'woken' and now_ms + lease_ms or nil) -- else a sweep looks sooner
+        go(run, of, 'running', of.s ~= 'woken' and now_ms + lease_ms or nil) -- a woken run keeps its time
     elseif of then
         forget_run(run)
     end
 end
 
--- Lets a second delivery, which may not run beside the first one, keep nobody else from entering.
+-- Moves a second delivery out of the queue while the first one runs, so that others are admitted.
 local function put_off(run, of, for_ms, envelope)
     go(run, of, 'running', now_ms + for_ms, envelope)
 end

@@ -1,34 +1,32 @@
--- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
--- time. Repeating it changes nothing.
+-- send.lua: accept a run at the time of its call: reserve the key for it, queue it, or defer it.
+-- Idempotent.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run envelope task sent_to [request]
--- returns go | queued | later | updated | changed: nothing was done, for another run has the identity
---         than was thought | as queue.lua's `reply`, with one of these as its status: the other runs
---         that are admitted, and in how many ms a run joins the queue
+-- returns go | queued | later | updated | changed: nothing was done, another run has the identity than
+--         the caller expected | a `reply` (answers.lua) with one of these as its status
 --
--- go        it is on its way: its caller publishes the message, or a sweep does if that process dies.
---           It comes by the broker alone, so that it passes no earlier work
+-- go        the key is reserved. The caller publishes the message, or a sweep does if the caller dies.
+--           It goes through the broker only, so that it does not overtake earlier calls
 -- sent_to   the destination of its message
--- request   JSON; what is not in it is false:
--- want      as in acquire.lua
--- delay_ms  how long it waits before it joins the queue
--- repeated  it was sent before, and not answered
--- identity  which the run is to have
--- until_when  for how long: as in calls.lua, but for a number of ms from now
--- replaces  the run that is known to have it, and may lose it; the same run: its message is replaced,
---           if it waits; *: whoever has it keeps it, and this run goes without
--- most_ms   the longest time from the first call until it joins the queue, however often it is
---           updated
--- paced     it does not join the queue before its own rates, or an operator's, let it start
+-- request   JSON; fields that are missing are false:
+-- want      see acquire.lua
+-- delay_ms  how long it is deferred before it joins the queue
+-- repeated  an earlier copy of this request got no answer
+-- identity  the identity that the run takes
+-- until_when  how long it keeps it: as in calls.lua, except that a number is in ms from now
+-- replaces  the run that is known to have the identity, and may lose it. The same run: its message is
+--           replaced, if it waits. *: the present holder of the identity keeps it, this run gets none
+-- most_ms   the longest time from the first call until the run joins the queue, over all updates
+-- paced     it joins the queue only when its own rates, or an operator's, allow a start
 -- expires_ms  when it loses its identity if it has not begun
--- marks     as in calls.lua
--- beside    it is sent in addition to the run that it replaces, even if that one waits
+-- marks     see calls.lua
+-- beside    it is sent in addition to the run that it replaces, even if that run waits
 --
--- later  zset  runs that do not join the queue before their time (ms, with a fraction for their order
---              then); and some that have come by themselves meanwhile, until that time
+-- later  zset  deferred runs, by the time when they join the queue (ms; the fraction keeps their order);
+--              also runs that arrived earlier through the broker, until that time
 -- USES records grants limits rates gates runs answers queue calls
 
-local ORDER_MS = 1 / 2048 -- so far apart are those of one ms; a score has no smaller steps until 2109
+local ORDER_MS = 1 / 2048 -- between runs of the same ms; scores are that precise until 2109
 
 local run, envelope, task, sent_to, request = unpack(ARGV)
 request = request and cjson.decode(request) or {}
@@ -41,14 +39,14 @@ local function take_identity(first_ms)
     note_call(identity, run, request.until_when, first, request.expires_ms, request.marks or '')
 end
 
--- Who sends a task again by its id means it; and it may have come before its time when it was sent
--- before.
+-- Forgets an earlier end, as a task that is sent again by its id must run again; and an earlier time, as
+-- its first message may have arrived before that.
 local function forget_ended()
     redis.call('ZREM', DONE, run, '~' .. run)
     redis.call('ZREM', LATER, run)
 end
 
--- What is known of the run from now on; it keeps its state and its place.
+-- Returns the run's new record, with the state and place of the old one.
 local function new_record()
     local before = record(run) or {}
     local of = { s = before.s, p = before.p, h = before.h, n = before.n, d = before.d, c = before.c }
@@ -57,7 +55,7 @@ local function new_record()
     return of
 end
 
--- Answers a call at a free key that nobody waits for: the key is reserved for it.
+-- Reserves a key that has neither a holder nor a waiter.
 local function answer_free_key()
     local is_free = not key.token and want.text == '' and not (request.delay_ms or repeated) and replaces ~= run
     if not is_free or redis.call('EXISTS', QUEUE, TASKS) > 0 or (takes and taken_by(redis.call('HGET', CALLS, identity))) then
@@ -77,7 +75,7 @@ local function answer_free_key()
     return 'go'
 end
 
--- What was answered of a run that is there; nothing: it is not.
+-- Returns the answer that a run got before; nothing if it is not known.
 local function answered(of)
     if (repeated and ends_of(run)) or held_by(run) then
         return 'queued'
@@ -87,17 +85,17 @@ local function answered(of)
     local is_sent = redis.call('ZSCORE', WOKEN, run)
     local later = of.s == 'later' and redis.call('ZSCORE', LATER, run)
     local waits = is_sent or later or redis.call('ZSCORE', QUEUE, 'p:' .. run)
-    -- One that has no place was taken in by half: the script was cut short.
+    -- Without a place, the script that accepted it was interrupted.
     return is_sent and grant_for(run) and 'go' or later and 'later' or waits and 'queued' or nil
 end
 
--- Gives what is free to those who wait, of whom the run is one now; returns the script's answer.
+-- Serves the waiters, of which the run is one now. Returns the script's answer.
 local function let_in(status)
     hand_on()
     local has_woken = woken[1] ~= nil
     for i = #woken, 1, -1 do
         if woken[i].run == run and not woken[i].route then
-            status = 'go' -- the caller has its message and publishes it
+            status = 'go' -- the caller publishes the message
             table.remove(woken, i)
             table.remove(envelopes, i)
             local of = record(run)
@@ -111,24 +109,24 @@ local function let_in(status)
     return answer(status)
 end
 
--- When (ms) the run joins the queue; 0: at once.
+-- Returns when (ms) the run joins the queue; 0: now.
 local function joins_at()
     local wait = (request.delay_ms or 0) * 1000
     if paced then
-        local opens_in = math.min(starts_by(want.terms, now), starts_in(want.terms, now)) -- an operator lets go on sooner
+        local opens_in = math.min(starts_by(want.terms, now), starts_in(want.terms, now)) -- an operator may have raised the rates
         local _, rates = rates_of(want.terms or '')
         local longest = 0
         for _, rate in ipairs(rates) do
             longest = math.max(longest, counts_for(rate.per))
         end
-        -- While one has to come, it is not known when it opens: it stands before the next.
+        -- Unknown while a start is reserved: then it joins the queue, ahead of the next call.
         wait = math.max(wait, math.min(opens_in, longest))
     end
     return wait > 0 and math.ceil((now + wait) / 1000) or 0
 end
 
--- Has the run join the queue in a ms, after those that were called before and join it then, too; one that
--- was to join it then already keeps its place.
+-- Schedules when the run joins the queue, behind earlier calls of the same ms. A run that was scheduled
+-- for the same ms keeps its place.
 local function join_later(due_ms, before_ms)
     if before_ms and math.floor(before_ms) == due_ms then
         return
@@ -143,14 +141,14 @@ local function join_later(due_ms, before_ms)
     redis.call('ZADD', LATER, string.format('%.11f', at_ms), run)
 end
 
--- Whether there are some whose time has come, and who have not joined the queue yet.
+-- Whether deferred runs are due that have not joined the queue yet.
 local function some_have_come()
     local first_ms = redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2]
     return first_ms and tonumber(first_ms) <= now_ms
 end
 
--- Replaces the message of the run, which waits and keeps its place. One that is not due is so now, if
--- the call is not to be delayed.
+-- Replaces the message of the run, which waits and keeps its place. A deferred run becomes due now if
+-- the new call has no delay.
 local function update()
     local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+)'))
     local of = new_record()
@@ -160,7 +158,7 @@ local function update()
     if not before_ms then
         return let_in('updated')
     end
-    local due_ms = joins_at() -- by its rates of now, which may be others
+    local due_ms = joins_at() -- its rates may have changed
     if most_ms and first_ms then
         due_ms = math.min(due_ms, math.ceil(first_ms + most_ms))
     end
@@ -172,18 +170,18 @@ local function update()
         return answer('updated')
     end
     line_up(run, of)
-    redis.call('ZREM', LATER, run) -- only then: a script may be cut short
+    redis.call('ZREM', LATER, run) -- last: a script may be interrupted
     return let_in('updated')
 end
 
--- Answers a call whose identity another one has, or that is to replace what has changed.
+-- Answers a call if another run has its identity, or if the run that it replaces has changed.
 local function answer_identity()
     local other, where = taken_by(redis.call('HGET', CALLS, identity))
     local is_same = other and task_of(other) == task_of(run)
     if replaces == run and other == run and where == 'waiting' then
         return update()
     elseif replaces == run and (not repeated or redis.call('HGET', TASKS, 'e:' .. run) ~= envelope) then
-        return 'changed' -- else that was done, and let it go, and was not answered
+        return 'changed' -- else an earlier copy of the request did it, and its answer was lost
     elseif other and not is_same and replaces == '*' then
         takes = false
     elseif other and not is_same and (other ~= replaces or (where == 'waiting' and not request.beside)) then
@@ -229,7 +227,7 @@ write_run(run, of, envelope) -- before all other writes: a full server may refus
 forget_ended()
 local reserved = grant_for(run)
 if reserved then
-    vacate(reserved) -- it was for another want, perhaps
+    vacate(reserved) -- its want may have changed
 end
 if takes then
     take_identity()

@@ -1,22 +1,21 @@
--- several.lua: a run that needs several keys. While it waits it has none of them, and is in one queue:
--- that of the key that refuses it now. When that key opens, all of its keys are tried in one step.
+-- several.lua: runs that need several keys. A waiting run holds none of them, and is in one queue: that
+-- of the first key that refuses it. When that key opens, all of its keys are tried in one step.
 -- KEYS lock queue tasks woken fence done rate
 --
--- What was turned away often enough is aged: while it is the first where it waits, the keys before that
--- one are kept for it. One that came earlier takes what is kept for a later one.
+-- After several failed attempts a run is aged: while it is the head of the queue where it waits, the keys
+-- before that one are kept for it. An earlier run takes keys that are kept for a later one.
 -- USES records grants limits rates gates runs answers queue
 
-local TURNS = 8 -- that came to nothing, after which a run is aged
-local FEWER_TURNS, AGED_MS = 2, 3000 -- or so many, and so long after the first of them
-local KEPT_MS = 20000 -- for which a key is kept; it is kept again before that is over
-local FAR_MS = 5000 -- until a rate opens: for longer no other key is kept
-local AWAY = 5000000 -- µs for which a key is kept before it goes to one that is blocked
-local MOST_WAITERS = 10000 -- that are looked at for one that is blocked
+local TURNS = 8 -- failed attempts, after which a run is aged
+local FEWER_TURNS, AGED_MS = 2, 3000 -- or fewer, if the first was this long ago
+local KEPT_MS = 20000 -- for which a key is kept; extended before it ends
+local FAR_MS = 5000 -- no other key is kept if a rate opens later than this
+local AWAY = 5000000 -- µs for which a key is kept before a blocked waiter gets it
+local MOST_WAITERS = 10000 -- that are searched for a blocked one
 
 local route = { names = {}, wants = {} }
 
--- Reads the keys that a run needs, in the order in which they are tried: those that it wants alone,
--- those that it shares, those with a rate.
+-- Parses a route, and orders its keys as they are tried: exclusive ones, shared ones, those with a rate.
 local function read_route(text)
     local names, task, wants = string.match(text .. '\n\n', '^([^\n]*)\n([^\n]*)\n([^\n]*)')
     local classes, order, next_want = {}, {}, string.gmatch(wants, '%S+')
@@ -32,7 +31,8 @@ local function read_route(text)
     route.text, route.task, route.order = text, task, order
 end
 
--- When (ms) a key lets the run in that came at `stands`; nothing: now. One that came earlier goes before.
+-- Returns nothing if the key admits the run that arrived at `stands`, else when (ms) it will. Waiters that
+-- arrived earlier go first.
 local function refuses(run, stands, want)
     local head, place = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))
     local member = 'p:' .. run
@@ -49,8 +49,8 @@ local function refuses(run, stands, want)
     return at
 end
 
--- Takes a key from an owner that holds it for a run which waits; returns the arrival of the run, if it
--- had come for it.
+-- Releases the grant of an owner whose run has to wait. Returns the run's arrival if the grant was a
+-- reservation.
 local function give_up(owner)
     local grant = owner ~= '' and grant_of(owner)
     if not grant then
@@ -62,14 +62,14 @@ local function give_up(owner)
     return grant.place > 0 and grant.place or nil
 end
 
--- The entry of a run at a key where its envelope is not.
+-- Returns the record of a run at a key other than its first, where its envelope is not.
 local function entry_of(run, stands, want, state)
     local of = { s = state, b = 1, p = integer(stands), w = want.text ~= '' and want.text or nil }
     of.k, of.t = route.text, route.task ~= '' and route.task or nil
     return of
 end
 
--- Gives back what is kept for a run, or also what is reserved, and takes it out of the queue.
+-- Releases the kept (with `is_reserved`, also a reserved) grant of a run, and removes it from the queue.
 local function leave_here(run, is_reserved)
     local of, grant = record(run), grant_for(run)
     if grant and (is_reserved or grant.stage == KEPT) then
@@ -81,8 +81,8 @@ local function leave_here(run, is_reserved)
     end
 end
 
--- Whether what is kept goes to the waiters: one of them is blocked, and may hold the key for which the
--- run waits.
+-- Whether a kept grant must be released because a waiter is blocked here: that one may hold the key for
+-- which the run waits.
 local function gives_way(kept)
     if kept.stage ~= KEPT or now - kept.since < AWAY then
         return false
@@ -90,7 +90,7 @@ local function gives_way(kept)
     return redis.call('ZSCAN', QUEUE, '0', 'MATCH', 'b:*', 'COUNT', MOST_WAITERS)[2][1] ~= nil
 end
 
--- Keeps a free key for a run that waits elsewhere; or that `stays` in the queue, if it is there.
+-- Keeps a free key for a run that waits elsewhere. With `stays`, a run that is queued here stays queued.
 local function keep_here(run, stands, want, for_ms, stays)
     local mine, other = grant_for(run), key.kept and grant_for(key.kept)
     if mine and not stays and gives_way(mine) then
@@ -99,7 +99,7 @@ local function keep_here(run, stands, want, for_ms, stays)
     elseif mine then
         lengthen(mine, for_ms)
     elseif other and other.stage == KEPT and not stays then
-        return -- it is kept for one that came earlier
+        return -- kept for an earlier run
     elseif grant_to(reserved_owner(run), run, for_ms, want, KEPT, stands) and want.capacity ~= 1 then
         redis.call('HSET', LOCK, 'kept', run)
     end
@@ -110,11 +110,11 @@ local function keep_here(run, stands, want, for_ms, stays)
         go(run, of, 'kept')
     end
     if not stays then
-        note_look(for_ms / 2) -- it is kept again then
+        note_look(for_ms / 2) -- it is extended then
     end
 end
 
--- Reserves a key for a run that has all of its keys; false: the server is full.
+-- Reserves one of a run's keys. Returns false if the server is full.
 local function reserve_here(run, stands, want, for_ms)
     local mine = grant_for(run)
     if not mine then
@@ -128,7 +128,7 @@ local function reserve_here(run, stands, want, for_ms)
     return true
 end
 
--- Hands on what was left of a key.
+-- Serves the waiters of a key where something was released.
 local function hand_on_here()
     if key.is_left then
         hand_on()
@@ -137,7 +137,7 @@ local function hand_on_here()
     tidy()
 end
 
--- Counts that a run was turned away, where that counts.
+-- Counts a failed attempt.
 local function count_turn(of, counts)
     if counts == '1' then
         of.v, of.f = tonumber(of.v or 0) + 1, of.f or integer(now_ms)
@@ -149,7 +149,7 @@ local function is_aged(of)
     return turns >= TURNS or (turns >= FEWER_TURNS and now_ms - tonumber(of.f or now_ms) >= AGED_MS)
 end
 
--- Whether other keys are kept for a run while it waits at this one.
+-- Whether the keys before this one are kept for a run while it waits here.
 local function keeps_others(run, want, of)
     local is_first = redis.call('ZRANK', QUEUE, 'p:' .. run) == 0
     local is_closed = paused() or resting() or too_soon(want)

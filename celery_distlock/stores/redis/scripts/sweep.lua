@@ -1,25 +1,26 @@
--- sweep.lua: find what a crash left behind at one key: a free key with waiters, a run whose waker
--- died before it was sent, a message that never came, a run that ended with its process.
+-- sweep.lua: recover what a crash left at one key: a free key with waiters, a woken run that was never
+-- sent, a message that was lost, a run whose process died.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit_of [backlogs]
--- returns as queue.lua's `reply`, with waiting: 1 if a run waits or is in flight, else 0. Each run that
+-- returns a `reply` (answers.lua) with waiting: 1 if a run waits or is in flight, else 0. Each run that
 --         is sent again has `returned`: it has tried to claim the key before, and `published`: its
 --         message was given to the broker
 --
--- backlogs  destinations, a line each, where the broker's queue has messages: what it was given for
---           these is not sent again
+-- limit_of  the most runs that are handled
+-- backlogs  destinations, one a line, whose broker queue has messages: runs that were sent there are not
+--           sent again
 -- USES records grants limits rates gates runs answers queue calls
 
-local OVER_MS = 12000 -- before the end of what is kept, it is kept again
-local MOST_CALLS = 500 -- identities that are looked at, of a key
-local MOST_CALL_LOOKS = 4 -- at so many more, while most of them mean nothing any more
+local OVER_MS = 12000 -- before its end, a kept grant is extended
+local MOST_CALLS = 500 -- identities checked in one step
+local MOST_CALL_LOOKS = 4 -- steps, while most identities are obsolete
 local limit_of, backlogs = unpack(ARGV)
 
 local function is_in_a_backlog(of)
     return backlogs and of.q and string.find('\n' .. backlogs .. '\n', '\n' .. of.q .. '\n', 1, true)
 end
 
--- Sends a run again, which has not come.
+-- Sends a run again that has not claimed its key.
 local function resend(run, of)
     local times = times_sent(of)
     if of.s == 'woken' then
@@ -28,24 +29,24 @@ local function resend(run, of)
         go(run, of, 'woken', now_ms + UNSENT_MS)
     end
     if times == 0 then
-        expect_copy(run, of) -- a process may have sent it, and died before it was noted
+        expect_copy(run, of) -- a process may have sent it, and died before it noted that
     end
     note_woken(run, field('e:' .. run), { returned = of.c == true, published = times > 0 })
 end
 
--- Does what is due to a run that is with a worker or the broker.
+-- Handles a run that is due in `woken`.
 local function look_at(run)
     fetch('r:' .. run, 'e:' .. run)
     local of, held = record(run), held_by(run)
     if not of or not field('e:' .. run) then
         redis.call('ZREM', WOKEN, run)
     elseif held then
-        -- One that came back is sent as soon as its process, which is being ended, is gone.
+        -- A run whose message was returned is sent when its process, which is ending, is gone.
         if redis.call('ZSCORE', WOKEN, run) ~= '0' then
             redis.call('ZADD', WOKEN, integer(held.ends), run)
         end
     elseif of.s == 'waiting' or (not is_with_broker(of) and redis.call('ZSCORE', QUEUE, 'p:' .. run)) then
-        of.s = 'woken' -- it stepped back, and its turn comes again; or a script was cut short
+        of.s = 'woken' -- it was queued again; or a script was interrupted
         go(run, of, 'waiting')
     elseif times_sent(of) >= RESENDS + LAST_RESENDS and not grant_for(run) then
         forget_run(run)
@@ -56,7 +57,7 @@ local function look_at(run)
     end
 end
 
--- Has a run try its keys again for which this one is kept, before that is over.
+-- Has a run for which this key is kept try its keys again, before the grant ends.
 local function look_at_kept()
     local kept = key.alone or (key.kept and grant_for(key.kept))
     if not kept or kept.stage ~= KEPT or kept.ends - now_ms > OVER_MS then
@@ -68,19 +69,19 @@ local function look_at_kept()
     end
 end
 
--- Has those join the queue whose time has come.
+-- Queues the deferred runs that are due.
 local function line_up_due()
     for _, run in ipairs(redis.call('ZRANGEBYSCORE', LATER, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
         local of = record(run)
         if of and of.s == 'later' then
             line_up(run, of)
         end
-        redis.call('ZREM', LATER, run) -- only then: a script may be cut short
+        redis.call('ZREM', LATER, run) -- last: a script may be interrupted
     end
 end
 
--- Removes identities that mean nothing any more; of many, some. It begins anywhere: else those that are
--- behind as many as are looked at, which are taken, would stay for ever.
+-- Removes obsolete identities; of many, some. It starts at a random place, so that obsolete ones behind
+-- many others are found, too.
 local function strike_calls()
     local many, looked, struck = redis.call('HLEN', CALLS), 0, 0
     local cursor, calls = many > MOST_CALLS and integer(now % 2 ^ 32) or '0', nil
@@ -107,7 +108,7 @@ line_up_due()
 look_at_kept()
 free()
 if key.alone then
-    look_ahead() -- behind one that has all of it, and rests
+    look_ahead() -- an exclusive grant may rest
 end
 local next_ms = redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2]
 if next_ms then

@@ -1,28 +1,28 @@
--- try_key.lua: try one of several keys for a run, where they are in different places: it is kept for it
--- for some seconds, or the run waits there. Repeating it changes nothing.
+-- try_key.lua: try one of several keys of a run that are in different slots: keep it for some seconds, or
+-- queue the run there. Idempotent.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run route_text number arrival owner counts [envelope channel]
--- returns as queue.lua's `reply`, with status: busy: it is dispatched | done: it has ended, or is
---         unknown | reserved or parked, with facts as in try_keys.lua, whether it waits here, and
---         whether it was turned away often enough to have other keys kept
+-- returns a `reply` (answers.lua) with status: busy: it is in flight | done: it has ended or is unknown |
+--         reserved or parked, with the fields of try_keys.lua, waits: it is queued here, and aged: it has
+--         failed often enough to have other keys kept
 --
--- number   of the key; at the first its envelope lies, and it waits there until it does elsewhere
--- arrival  its place in all queues, as the answer at the first key told; there: when it came (µs), or 0
--- owner    which holds the key for the run, and gives it up so, else empty
--- counts   1: one of its keys had opened, and if it is turned away, that counts
+-- number   of the key. The first has the envelope, and the run is queued there until it waits elsewhere
+-- arrival  its place in all queues, from the answer at the first key; there: its arrival (µs), or 0
+-- owner    an owner that holds the key for the run and releases it now, or empty
+-- counts   1: one of its keys has opened, so being refused counts as a failed attempt
 -- USES records grants limits rates gates runs answers queue several
 
-local TRY_MS = 5000 -- for the other keys to be tried
+local TRY_MS = 5000 -- in which the other keys are tried
 local run, route_text, number, arrival, owner, counts, envelope, channel = unpack(ARGV)
 number = tonumber(number)
 read_route(route_text)
 local want = route.wants[number]
-local of, stands -- what is known of the run, and its place
+local of, stands -- the run's record, and its place
 look(owner, run)
 fetch('limit', 'r:' .. run)
 of, stands = record(run), tonumber(arrival)
 
--- Answers at the first key a run that does not wait.
+-- Returns, at the first key, the status of a run that does not wait.
 local function answer_gone()
     local waits = of and (of.s == 'waiting' or of.s == 'elsewhere')
     if not (of and not envelope) and ends_of(run) then

@@ -1,23 +1,23 @@
--- try_keys.lua: give a run all of its keys, or have it wait at the one that refuses it now. Repeating it
--- changes nothing.
+-- try_keys.lua: reserve all keys of a run, or queue it at the key that refuses it. Idempotent.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run route_text counts comes arrival owners gave [envelope channel]
--- returns as queue.lua's `reply`, with opens: at which keys time alone lets somebody enter, and in how
---         many ms; and status: busy: it is on its way | done: it has ended, or nobody knows it | reserved:
---         it has all of its keys | parked, with the facts below
+-- returns a `reply` (answers.lua) with opens: for each key that time alone opens, its number and in how
+--         many ms; and status: busy: it is in flight | done: it has ended or is unknown | reserved: all
+--         keys are reserved | parked, with the fields below
 --
--- holder  one that has the key with the number `at`, where it waits; its run, the token, and ttl_ms
--- place   how many are before it there
--- since   when it came
+-- at      the number of the key where it waits; holder: owner of a grant there, with its run, its token,
+--         and ttl_ms
+-- place   number of waiters ahead there
+-- since   arrival (µs)
 --
--- After the first key's records, where its envelope lies, come those of the next, and so on.
+-- The keys are the records of each key in turn. The first key has the envelope.
 --
--- route_text all of its keys, as Route.written() has them
--- counts   1: one of its keys has opened, and if it is turned away, that counts
--- comes    1: it is here, and takes its keys itself if they are reserved
--- arrival  when it came (µs), or 0
--- owners   which hold keys for the run, and give them up so, with blanks between; -: none
--- gave     the runs that gave a key up for it; a line each
+-- route_text all of its keys: Route.written()
+-- counts   1: one of its keys has opened, so being refused counts as a failed attempt
+-- comes    1: the run is here, and takes reserved keys itself
+-- arrival  (µs), or 0
+-- owners   owners that hold keys for the run and release them now, separated by spaces; -: none
+-- gave     the runs that released a key for it, one a line
 -- USES records grants limits rates gates runs answers queue several
 
 local run, route_text, counts, comes, arrival, owners, gave, envelope, channel = unpack(ARGV)
@@ -29,7 +29,7 @@ end
 read_route(route_text)
 local all, stands, home = #KEYS / RECORDS, 0, nil
 
--- Calls a function at each key; the first one last.
+-- Calls a function for each key, the first key last.
 local function at_each(act)
     for number = all, 1, -1 do
         turn_to(number)
@@ -43,7 +43,7 @@ local function look_at(number)
     fetch('limit', 'r:' .. run)
 end
 
--- Returns the answer: what was woken at all keys, and when time alone lets somebody enter there.
+-- Returns a reply with the woken runs of all keys, and when each key must be checked.
 local function reply_of_all(fields)
     local openings = {}
     for number = 1, all do
@@ -59,7 +59,7 @@ local function reply_of_all(fields)
     return reply(fields)
 end
 
--- Answers a run that does not wait: it has ended, is not known, or is on its way.
+-- Answers a run that does not wait: it has ended, is unknown, or is in flight.
 local function answer_gone()
     turn_to(1)
     home = record(run)
@@ -95,10 +95,10 @@ end
 
 local function give_up_at(number)
     local owner = asking[number] or '-'
-    arrival = owner ~= '-' and give_up(owner) or arrival -- it came before, and has its place again
+    arrival = owner ~= '-' and give_up(owner) or arrival -- it returns to its place
 end
 
--- The first key that refuses the run, in the order in which they are tried; nothing: none.
+-- Returns the position in the route's order of the first key that refuses the run.
 local function first_closed()
     for place, number in ipairs(route.order) do
         turn_to(number)
@@ -108,7 +108,8 @@ local function first_closed()
     end
 end
 
--- Reserves all keys for the run, and puts it on its way, or has it come for them; false: the server is full.
+-- Reserves all keys and sends the run, unless it is here. Returns the number of a key that a full server
+-- refused.
 local function reserve_all()
     turn_to(1)
     local for_ms = claim_ms()
@@ -122,7 +123,7 @@ local function reserve_all()
     home.at, home.v, home.f = nil, nil, nil
     key.is_left = key.is_left or home.s == 'waiting'
     go(run, home, 'woken', now_ms + UNSENT_MS, envelope)
-    for number = 2, all do -- only then: a script may be cut short
+    for number = 2, all do -- last: a script may be interrupted
         turn_to(number)
         leave_here(run)
     end
@@ -132,7 +133,7 @@ local function reserve_all()
     end
 end
 
--- Has the run wait at a key, and nowhere else.
+-- Queues the run at one key, and records that at the first key.
 local function wait_at(number)
     turn_to(number)
     local before = home.s == 'elsewhere' and home.at or home.s == 'waiting' and route.names[1]
@@ -155,7 +156,7 @@ local function wait_at(number)
     go(run, home, 'elsewhere', nil, envelope)
 end
 
--- Keeps the keys before one for the run, if it is aged, and gives back what is kept of the others.
+-- Keeps the keys before the one where the run waits, if it is aged; releases the others.
 local function keep_before(place)
     local stop = route.order[place]
     turn_to(stop)

@@ -1,15 +1,15 @@
--- upgrade.lua: give one who shares the key all of it. Repeating it changes nothing.
+-- upgrade.lua: make a shared grant exclusive. Idempotent.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms inbox
--- returns token: granted | as queue.lua's `reply`, with status: busy, and ttl_ms: others have it as
---         well | deadlock: another one waits for the same | free: it has nothing of the key
+-- returns token: granted | a `reply` (answers.lua) with status: busy, and ttl_ms: there are other holders |
+--         deadlock: another holder waits for its upgrade | free: the owner has no grant
 --
--- inbox  where it waits, before all that queue; empty: it does not
+-- inbox  where it waits, ahead of the whole queue; empty: it does not wait
 -- USES records grants limits rates gates runs answers queue
 
 local owner, lease_ms, inbox = unpack(ARGV)
 
--- Takes back what is kept for a run that waits elsewhere, perhaps for a key that the owner has.
+-- Revokes a grant that is kept for a run: it may wait for another key that the owner holds.
 local function give_back_kept()
     local kept = key.kept and grant_for(key.kept)
     if kept and kept.stage == KEPT then

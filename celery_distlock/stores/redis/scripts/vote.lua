@@ -1,24 +1,23 @@
--- vote.lua: give this node's vote for a key to an owner, or say who has it. Repeating it changes
--- nothing.
+-- vote.lua: give this node's vote for a key to an owner, or report its holder. Idempotent.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms run repeated token settle
 -- returns {status, time, token, floor, holder, holder_run, ttl_ms}; status: granted | busy | done |
 --         unsettled
 --
--- One of several independent nodes, a majority of which decides; so there is no queue here.
+-- For a majority of independent nodes, so there is no queue.
 --
 -- repeated  1 if the run's message may have been delivered before
--- token     the token that the owner wishes for. It has it here only if that is above `floor`, the
---           last one that this node knew when it gave its vote; else its token is 0 so far.
--- settle    1: the owner's votes have several tokens, and this one is to be that of all
--- time      this node's, in microseconds
+-- token     the token that the owner proposes. It is accepted only above `floor`, the last token that this
+--           node knew when it voted; otherwise the token is 0 for now
+-- settle    1: the owner's votes have different tokens, and this one replaces them
+-- time      of this node (µs)
 --
--- lock   floor: the last token that was known when the vote was given; beside what grants.lua has
+-- lock   floor: the last token that was known at the time of the vote; for the rest see grants.lua
 -- USES records grants runs
 
 local owner, lease_ms, run, repeated, token, settle = unpack(ARGV)
 
--- Answers a second delivery whose first one has ended, or whose result is being stored.
+-- Answers a second delivery if the first one has ended, or if its result is being stored.
 local function answer_ended(reserved)
     local ended, settles = ends_of(run)
     local left_ms = settles and math.ceil(settles - now_ms) or 0
@@ -30,17 +29,17 @@ local function answer_ended(reserved)
     return { ended and 'done' or 'unsettled', integer(now), '0', '0', '', run, ended and 0 or left_ms }
 end
 
--- The last token that was known before the owner had this vote.
+-- Returns the last token that was known before the owner got this vote.
 local function floor_of(alone)
     local floor = alone and redis.call('HGET', LOCK, 'floor')
     if not alone then
         floor = redis.call('GET', FENCE)
     end
     local known = tonumber(floor or nil)
-    return known and known < EXACT and floor or '0' -- there is none, or it is no token of ours
+    return known and known < EXACT and floor or '0' -- missing, or written by another program
 end
 
--- The owner's token here: the one that it wishes for, if that is above the floor.
+-- Returns the owner's token at this node: the proposed one if it is above the floor.
 local function token_above(floor, before)
     if before ~= '0' and settle ~= '1' then
         return before

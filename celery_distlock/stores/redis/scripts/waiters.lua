@@ -1,9 +1,9 @@
--- waiters.lua: look at those who wait for a key, without changing anything.
+-- waiters.lua: list the waiters of a key and its runs in flight, without changing anything.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV first last
--- returns as JSON woken, the runs on their way, from number first to last of them, and queue, from
---         place first to last: of each its run, or as `blocked` inbox and owner; since
---         (µs), task, the name of a parked run's, where known, and its want as gates.lua has it
+-- returns as JSON woken: the runs in flight, and queue: the waiters, each from position first to last; of
+--         each its run, or as `blocked` inbox and owner; since (µs); task, the name of a parked run's task,
+--         if known; and its want (gates.lua)
 -- USES records grants runs
 
 local first, last = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -18,7 +18,7 @@ end
 read_clock()
 load('', '')
 local number = 0
-for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, last + math.max(key.count, 1))) do -- some have come
+for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, last + math.max(key.count, 1))) do -- some hold the key
     if number <= last and not held_by(run) then
         if number >= first then
             add(found.woken, 'p:' .. run, run)
