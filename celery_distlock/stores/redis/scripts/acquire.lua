@@ -22,10 +22,10 @@
 -- want      units/capacity, or units/capacity/terms with its rates; empty: exclusive
 -- USES records grants limits rates gates runs answers queue
 -- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
--- OFTEN grant_for record read_record answer_copy answer_ended ends_of my_place answer_wait join
--- OFTEN place_of last_arrival new_record go write_run a_holder reply named answer_second held_by
+-- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
+-- OFTEN place_of new_record go write_run a_holder reply named answer_second held_by
 -- OFTEN answer_mine answer_claim is_wanted is_enough claim_opens too_soon paused resting limit_now
--- OFTEN read_limit pass write_grant field_of begin arrive forget_run granted
+-- OFTEN read_limit pass write_grant field_of claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
 request = request and cjson.decode(request) or {}
@@ -187,13 +187,6 @@ local function answer_second(mine, reserved)
     return answer_ended()
 end
 
--- Counts a start: the reserved one if there is one, else a new one.
-local function begin(before, had_start)
-    if not (had_start and begin_start(before, owner, now)) and (want.terms or limit_now().rates) then
-        start(owner, want.terms, now, now)
-    end
-end
-
 -- Answers an owner that already has a grant: a repeated request, or a blocked waiter's claim.
 local function answer_mine(mine, reserved)
     if not mine then
@@ -209,25 +202,22 @@ local function answer_mine(mine, reserved)
         leaves = true
         return nil
     end
-    local had_start = string.find(mine.flags, STARTS, 1, true)
-    local slot = mine.slot
-    if comes or (mine.units > 0 and mine.run ~= run) then
-        pass(mine, owner, run == '' and mine.run or run, lease_ms, HELD)
-    elseif mine.run ~= run and run ~= '' then
-        mine.run = run
-        lengthen(mine, lease_ms)
+    local its_run = run == '' and before or run
+    if comes then
+        claim(mine, owner, its_run, lease_ms, want)
+    elseif mine.units > 0 and before ~= run then
+        pass(mine, owner, its_run, lease_ms, HELD)
     else
+        mine.run = its_run
         lengthen(mine, lease_ms)
     end
-    if comes then
-        begin(owner, had_start) -- an operator may have set a rate since the reservation
-    elseif want.terms and not key.start then
+    if not comes and want.terms and not key.start then
         start(owner, want.terms, now, now) -- the script that granted it was interrupted
     end
     if run ~= '' and before ~= run then
         arrive(run, mine, keep, lease_ms) -- the grant was made before the run was known
     end
-    return granted(key.token, slot)
+    return granted(key.token, mine.slot)
 end
 
 -- Answers a claim of a reservation. If it does not match what the run wants now, or the key is closed,
@@ -247,10 +237,7 @@ local function answer_claim(reserved)
         leaves = true
         return nil
     end
-    local had_start = string.find(reserved.flags, STARTS, 1, true)
-    local before = reserved.owner
-    pass(reserved, owner, run, lease_ms, HELD)
-    begin(before, had_start)
+    claim(reserved, owner, run, lease_ms, want)
     arrive(run, reserved, keep, lease_ms)
     if mode == 'park' then
         expect_again(reserved) -- an earlier copy of this request parked it, and it was woken since
@@ -281,9 +268,7 @@ local function answer_turn(stands)
     end
     local served = not key.alone and grant_of(owner) -- it was queued too, and has just been served
     if served then
-        local had_start = string.find(served.flags, STARTS, 1, true)
-        pass(served, owner, run, lease_ms, HELD)
-        begin(owner, had_start)
+        claim(served, owner, run, lease_ms, want)
         return granted(key.token, served.slot)
     elseif turn == 'closed' or opens(want) then
         return nil

@@ -72,11 +72,7 @@ local function take_one(number, owner, want)
     elseif not claims then
         return take(owner, run, lease_ms, want, now)
     end
-    local had_start, before = string.find(reserved.flags, STARTS, 1, true), reserved.owner
-    pass(reserved, owner, run, lease_ms, HELD)
-    if not (had_start and begin_start(before, owner, now)) then
-        start(owner, want.terms, now, now)
-    end
+    claim(reserved, owner, run, lease_ms, want)
     arrive(run, reserved, keep == '1', lease_ms)
     return key.token, reserved.slot
 end

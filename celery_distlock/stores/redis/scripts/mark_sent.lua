@@ -17,8 +17,8 @@ end
 read_clock()
 local at_ms = now_ms
 if again == '0' and of then
-    local times = times_sent(of) + 1
-    note_sent(of, times)
+    local times = times_in(of.n) + 1
+    of.n, of.d = times, PUSHES -- it is not pushed from now on
     at_ms = now_ms + (times <= RESENDS and RESEND_MS * 2 ^ (times - 1) or DAY_MS)
     write_run(run, of)
     if times > 1 then

@@ -30,6 +30,6 @@ if channel and channel ~= '' then
     end
     of.h = ''
 end
-of.d = pushes(of) + 1
+of.d = times_in(of.d) + 1
 go(run, of, 'woken', now_ms + UNSENT_MS)
 return 1

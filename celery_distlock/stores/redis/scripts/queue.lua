@@ -50,11 +50,6 @@ local function send(run, of, envelope)
     end
 end
 
-local function wake(run, of, envelope)
-    go(run, of, 'woken', now_ms + UNSENT_MS)
-    send(run, of, envelope)
-end
-
 -- Removes a waiter from the queue. Returns whether it was there.
 local function strike(member)
     key.head = nil
@@ -93,6 +88,16 @@ local function take(owner, run, lease_ms, want, came)
         start(owner, want.terms, now, came)
     end
     return token, slot
+end
+
+-- Transfers a reservation to the owner that claims it, and counts the start: the reserved one, or a new
+-- one, as an operator may have set a rate since.
+local function claim(grant, owner, run, lease_ms, want)
+    local had_start, before = string.find(grant.flags, STARTS, 1, true), grant.owner
+    pass(grant, owner, run, lease_ms, HELD)
+    if not (had_start and begin_start(before, owner, now)) and (want.terms or limit_now().rates) then
+        start(owner, want.terms, now, now)
+    end
 end
 
 -- Revokes a reservation, and returns its run to its place in the queue.
@@ -259,7 +264,8 @@ local function offer_to_run(member, place)
     if of.s == 'woken' then
         redis.call('ZREM', QUEUE, member) -- it was queued again while in flight
     else
-        wake(run, of, field('e:' .. run))
+        go(run, of, 'woken', now_ms + UNSENT_MS)
+        send(run, of, field('e:' .. run))
     end
     return 'served'
 end

@@ -79,11 +79,6 @@ local function has_something(owner)
     return (key.alone and key.alone.owner == owner) or redis.call('HEXISTS', LOCK, 'g:' .. owner) == 1
 end
 
--- Whether a start is reserved for a run.
-local function keeps_start_for(run)
-    return redis.call('HEXISTS', RATE, 'r:parked:' .. run) == 1
-end
-
 -- Undoes the delay that a cancelled start has added to the next one.
 local function put_forward(terms)
     local cost, rates = rates_of(terms)
@@ -171,16 +166,14 @@ local function list_series()
     return table.concat(list, ' ')
 end
 
-local function any_order(one, other)
-    return one.per < other.per
-end
-
 local function all_series()
     local found = {}
     for _, series in pairs(log.series) do
         found[#found + 1] = series
     end
-    table.sort(found, any_order)
+    table.sort(found, function(one, other)
+        return one.per < other.per
+    end)
     return found
 end
 

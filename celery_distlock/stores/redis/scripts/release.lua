@@ -14,11 +14,11 @@
 -- keep_ms   how long the key stays reserved for keep_run; if that run is parked, it is served now
 -- unstarted the task has not begun: its start does not count where the key has a rate
 -- USES records grants limits rates gates runs answers queue
--- OFTEN look read_clock load known_number fetch_with_first fetch field run_of record read_record
+-- OFTEN look read_clock load known_number fetch_with_first fetch field run_of record
 -- OFTEN grant_of reserved_owner held_by note_completion record_end note_end keep_ends keeps free
 -- OFTEN vacate tidy hand_on first_waiter want_in offer_to_run opens keeps_out held_alone paused
 -- OFTEN resting taken full too_soon limit_now read_limit reserve grant_to grant_alone mint row_of
--- OFTEN integer begin_lease claim_ms wake go write_run send push follows_another publish answer
+-- OFTEN integer begin_lease claim_ms go write_run send push follows_another publish answer
 
 local owner, run, ended, channel, destination, request = unpack(ARGV)
 request = request and cjson.decode(request) or {}

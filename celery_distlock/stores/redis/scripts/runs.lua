@@ -37,16 +37,15 @@ local AHEAD = 1000000 -- µs that an arrival may be ahead of this clock
 
 local is_in_woken = { woken = true, running = true, settling = true }
 
-local function read_record(text)
-    local is_read, found = pcall(cjson.decode, text)
-    return is_read and type(found) == 'table' and found or nil
-end
-
 -- Returns a run's record, or nothing.
 local function record(run)
     if key.runs[run] == nil then
         local text = field('r:' .. run)
-        key.runs[run] = text and read_record(text) or false
+        local is_read, found = false, nil
+        if text then
+            is_read, found = pcall(cjson.decode, text)
+        end
+        key.runs[run] = is_read and type(found) == 'table' and found
     end
     return key.runs[run] or nil
 end
@@ -84,17 +83,13 @@ end
 -- Returns the place of a request that arrived at `arrival` (0: now), at most the present time. If the
 -- clock was set back, new requests still go behind all waiters.
 local function place_of(arrival)
-    local last = last_arrival()
+    local last = tonumber(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0)
     if arrival == 0 then
         return math.max(now, last + 1)
     elseif arrival > FIRST and last > now + AHEAD then
         return arrival > now + AHEAD and arrival or last + 1
     end
     return math.min(arrival, now + AHEAD)
-end
-
-local function last_arrival()
-    return tonumber(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0)
 end
 
 -- Returns when a run ended (ms), until when its result is being stored, and until when its end must be
@@ -129,25 +124,9 @@ local function times_in(value)
     return times > 0 and times < EXACT and times or 0
 end
 
-local function times_sent(of)
-    return times_in(of.n)
-end
-
-local function pushes(of)
-    return times_in(of.d)
-end
-
 -- Whether the broker may have the run's message: it was sent, or its caller is about to send it.
 local function is_with_broker(of)
-    return pushes(of) >= PUSHES
-end
-
--- Notes how often the run was sent through the broker. From then on it is not pushed.
-local function note_sent(of, times)
-    of.n = times > 0 and times or nil
-    if times > 0 then
-        of.d = PUSHES
-    end
+    return times_in(of.d) >= PUSHES
 end
 
 -- Queues a run behind all waiters.

@@ -49,6 +49,28 @@ local function refuses(run, stands, want)
     return at
 end
 
+-- Returns the status of a run that does not wait: done: it has ended or is unknown; busy: it is in flight.
+local function status_of_gone(run, of, envelope)
+    local waits = of and (of.s == 'waiting' or of.s == 'elsewhere')
+    if not (of and not envelope) and ends_of(run) then
+        return 'done'
+    elseif not envelope and not waits then
+        return (of or held_by(run) or grant_for(run)) and 'busy' or 'done'
+    end
+end
+
+-- Completes a run's record at its first key. Returns its place.
+local function place_record(of, arrival, envelope, channel)
+    local stands, want = tonumber(of.p or 0), route.wants[1]
+    stands = stands > 0 and stands or place_of(tonumber(arrival))
+    of.p, of.k, of.t = integer(stands), route.text, route.task ~= '' and route.task or nil
+    if envelope then
+        of.h, of.n, of.d, of.c = channel, nil, nil, nil
+        of.w = want.text ~= '' and want.text or nil
+    end
+    return stands
+end
+
 -- Releases the grant of an owner whose run has to wait. Returns the run's arrival if the grant was a
 -- reservation.
 local function give_up(owner)

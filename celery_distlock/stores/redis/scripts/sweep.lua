@@ -22,7 +22,7 @@ end
 
 -- Sends a run again that has not claimed its key.
 local function resend(run, of)
-    local times = times_sent(of)
+    local times = times_in(of.n)
     if of.s == 'woken' then
         redis.call('ZADD', WOKEN, integer(now_ms + UNSENT_MS), run)
     else
@@ -48,9 +48,9 @@ local function look_at(run)
     elseif of.s == 'waiting' or (not is_with_broker(of) and redis.call('ZSCORE', QUEUE, 'p:' .. run)) then
         of.s = 'woken' -- it was queued again; or a script was interrupted
         go(run, of, 'waiting')
-    elseif times_sent(of) >= RESENDS + LAST_RESENDS and not grant_for(run) then
+    elseif times_in(of.n) >= RESENDS + LAST_RESENDS and not grant_for(run) then
         forget_run(run)
-    elseif times_sent(of) > 0 and is_in_a_backlog(of) then
+    elseif times_in(of.n) > 0 and is_in_a_backlog(of) then
         redis.call('ZADD', WOKEN, integer(now_ms + RESEND_MS), run)
     else
         resend(run, of)

@@ -22,37 +22,17 @@ look(owner, run)
 fetch('limit', 'r:' .. run)
 of, stands = record(run), tonumber(arrival)
 
--- Returns, at the first key, the status of a run that does not wait.
-local function answer_gone()
-    local waits = of and (of.s == 'waiting' or of.s == 'elsewhere')
-    if not (of and not envelope) and ends_of(run) then
-        return 'done'
-    elseif not envelope and not waits then
-        return (of or held_by(run) or grant_for(run)) and 'busy' or 'done'
-    end
-end
-
-local function join_first()
-    of = of or {}
-    stands = tonumber(of.p or 0)
-    stands = stands > 0 and stands or place_of(tonumber(arrival))
-    of.p, of.k, of.t = integer(stands), route.text, route.task ~= '' and route.task or nil
-    of.w = want.text ~= '' and want.text or nil
-    if envelope then
-        of.h, of.n, of.d, of.c = channel, nil, nil, nil
-    end
-    if of.s ~= 'elsewhere' or envelope then
-        go(run, of, 'waiting', nil, envelope)
-    end
-end
-
-local gone = number == 1 and answer_gone()
+local gone = number == 1 and status_of_gone(run, of, envelope)
 if gone then
     return reply({ status = gone })
 end
 arrival = give_up(owner) or arrival
 if number == 1 then
-    join_first()
+    of = of or {}
+    stands = place_record(of, arrival, envelope, channel)
+    if of.s ~= 'elsewhere' or envelope then
+        go(run, of, 'waiting', nil, envelope)
+    end
 end
 local is_closed = refuses(run, stands, want)
 if not is_closed then

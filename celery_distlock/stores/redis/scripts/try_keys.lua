@@ -63,13 +63,7 @@ end
 local function answer_gone()
     turn_to(1)
     home = record(run)
-    local waits = home and (home.s == 'waiting' or home.s == 'elsewhere')
-    local became
-    if not (home and not envelope) and ends_of(run) then
-        became = 'done'
-    elseif not envelope and not waits then
-        became = (home or held_by(run) or grant_for(run)) and 'busy' or 'done'
-    end
+    local became = status_of_gone(run, home, envelope)
     if not became then
         return nil
     end
@@ -78,19 +72,6 @@ local function answer_gone()
         hand_on_here()
     end)
     return reply_of_all({ status = became })
-end
-
-local function find_place()
-    home = home or {}
-    stands = tonumber(home.p or 0)
-    if stands == 0 then
-        stands = place_of(tonumber(arrival))
-    end
-    home.p, home.k, home.t = integer(stands), route.text, route.task ~= '' and route.task or nil
-    if envelope then
-        home.h, home.n, home.d, home.c = channel, nil, nil, nil
-        home.w = route.wants[1].text ~= '' and route.wants[1].text or nil
-    end
 end
 
 local function give_up_at(number)
@@ -185,7 +166,8 @@ if gone then
 end
 at_each(give_up_at)
 turn_to(1)
-find_place()
+home = home or {}
+stands = place_record(home, arrival, envelope, channel)
 local place = first_closed()
 local refused = not place and reserve_all()
 for each, number in ipairs(route.order) do
