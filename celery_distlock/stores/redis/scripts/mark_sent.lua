@@ -4,7 +4,8 @@
 -- returns 1 recorded | 0 the run is not in flight
 --
 -- again  0: the broker has it; send it again only if it does not arrive. 1: it was returned unfinished;
---        the next sweep sends it. 2: the caller cannot send it; another process's sweep does. 3: the
+--        the next sweep sends it. 2: the caller cannot send it; another process's sweep does. It is not
+--        put first, so that runs which cannot be sent do not keep the sweep from others. 3: the
 --        broker's queue has messages; check again later
 -- USES records grants limits rates gates runs answers queue
 
