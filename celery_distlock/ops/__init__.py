@@ -1,1 +1,1 @@
-"""What operators see and do: the administration, ``celery locks``, the page, metrics."""
+"""Tools for operators: the admin API, ``celery locks``, the web page and metrics."""

@@ -1,4 +1,4 @@
-"""Records what operators do to locks: the action, its author and its reason."""
+"""The audit record of operators' actions: the action, its author and its reason."""
 
 import getpass
 import logging
@@ -14,17 +14,17 @@ __all__ = ["MOST_TEXT", "Act", "this_user"]
 
 logger = logging.getLogger(__name__)
 
-MOST_TEXT = 200  # characters of a reason, and of an author
+MOST_TEXT = 200  # characters of a reason or an author
 
 
 class Act:
     """
-    One thing that an operator does to keys.
+    One action of an operator.
 
     Args:
-        name: What, as in :class:`~celery_distlock.stores.Action`.
+        name: The action, as in :class:`~celery_distlock.stores.Action`.
         author: The operator; empty: this process's user and host.
-        reason: Why.
+        reason: The reason, which may be empty.
 
     Raises:
         ValueError: *author* or *reason* is longer than `MOST_TEXT`.
@@ -39,22 +39,22 @@ class Act:
         return f"{self.author}{self.reason and f': {self.reason}'}"
 
     def record(self, store: Store, key: str, about: str = "", owners: Sequence[str] = ()) -> None:
-        """Have *store* record it; a refusal is logged, and keeps no operator from acting."""
+        """Record the action in *store*; a failure is logged and does not prevent the action."""
         if Ability.QUEUE not in store.abilities:
             return
         action = Action(self.name, self.author, self.reason, about, tuple(owners))
         try:
             QueueStore.of(store).audit.record_action(key, action)
         except StoreError as error:
-            text = "the store does not record who does this to %r, and why: %s"
+            text = "the action on %r, its author and its reason could not be recorded: %s"
             logger.warning(text, shown(key), error)
 
 
 def _checked(what: str, text: str) -> str:
-    """Return *text* on one line."""
+    """Return *text* on one line; raise :exc:`ValueError` if it is too long."""
     if len(text) > MOST_TEXT:
         raise ValueError(
-            f"{what} has {len(text)} characters, and may have {MOST_TEXT}: refer to the rest, as in"
+            f"{what} has {len(text)} characters, the limit is {MOST_TEXT}: refer to a ticket, as in"
             " 'INC-4711: the import hangs'"
         )
     return " ".join(text.split())
@@ -64,6 +64,6 @@ def this_user() -> str:
     """Return this process's user and host: ``user@host``."""
     try:
         user = getpass.getuser()
-    except (ImportError, KeyError, OSError):  # a container's user may have no name
+    except (ImportError, KeyError, OSError):  # users in containers may have no name
         user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
     return f"{user}@{socket.gethostname()}"[:MOST_TEXT]

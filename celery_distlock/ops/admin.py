@@ -1,7 +1,7 @@
 """
-The operations of ``celery locks``, remote control, the web page and the exporter.
+The operations behind ``celery locks``, remote control, the web page and the exporter.
 
-Everything here asks the lock store; no worker has to answer.
+They use the lock store directly; no worker has to answer.
 """
 
 import itertools
@@ -65,20 +65,20 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 2.0  # seconds for the store to tell its time
-PAGE = 1000  # waiters that are asked for at once
+PATIENCE = 2.0  # timeout for reading the store's time, in seconds
+PAGE = 1000  # waiters per request
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
     """
-    What a forced release did.
+    The result of a forced release.
 
     Attributes:
-        done: False: the key was not held, or not any more by those who were to lose it.
-        before: How the key was.
-        after: How it is now.
-        lost: Those who have lost it.
+        done: False if nothing was released: the key was not held, or no longer by those holders.
+        before: The key before the release.
+        after: The key after the release.
+        lost: The holds that were released.
     """
 
     done: bool
@@ -89,7 +89,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """What a limit has changed: how the key was, and how it is."""
+    """The result of a limit: the key before and after it."""
 
     before: KeyState
     after: KeyState
@@ -97,7 +97,7 @@ class Limited:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A task that was taken out of the queue of *key*."""
+    """A task that was removed from the queue of *key*."""
 
     key: str
     task: str
@@ -105,20 +105,20 @@ class Dropped:
 
 
 class _ParkedMessage(NamedTuple):
-    """A parked task's message, decoded; no `request` if that failed."""
+    """The decoded message of a parked task; `request` is None if decoding failed."""
 
     task: str
     request: Context | None
     ignored: bool
-    names: tuple[str, ...] = ()  # of its keys, if it needs several
+    names: tuple[str, ...] = ()  # of its keys, if it has several
 
 
 class Admin:
     """
     See the module.
 
-    All methods raise :exc:`~celery_distlock.errors.StoreUnavailableError` when the store does not
-    answer, and :exc:`~celery_distlock.errors.StoreError` when it cannot do what is asked.
+    All methods raise :exc:`~celery_distlock.errors.StoreUnavailableError` if the store does not
+    answer, and :exc:`~celery_distlock.errors.StoreError` if it does not support the operation.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -131,17 +131,17 @@ class Admin:
 
     @property
     def where(self) -> str:
-        """The store and the prefix, in words: what to look at if a key is not found."""
+        """The store's address and the prefix, for messages about missing keys."""
         return f"{self.store.address}, prefix {Runtime.of(self._app).settings.prefix!r}"
 
     def locks(self, pattern: str = "*") -> Iterator[KeyState]:
         """
-        Look at all keys that are held, waited for or limited; in no order, not at one moment.
+        Yield all keys that are held, waited for, resting or limited, or that have delayed calls.
 
-        Also those to which somebody only comes later.
+        They come in no particular order and are not a snapshot of one moment.
 
         Args:
-            pattern: Of the key, as :mod:`fnmatch` has it.
+            pattern: A pattern for the keys, as in :mod:`fnmatch`.
         """
         store = ListingStore.of(self.store)
         for keys in store.find_keys(pattern):
@@ -150,14 +150,14 @@ class Admin:
                     yield lock_info(key, state)
 
     def show(self, key: str) -> KeyState:
-        """Look at one key, which may be free, and at what those wait for that it is kept for."""
+        """Return one key, which may be free, and the keys for which its reservations wait."""
         key = as_key(key)
         info = lock_info(key, self.store.inspect(key))
         waits = [(hold.who.owner, self._waits_for(key, hold)) for hold in info.holds]
         return info._replace(elsewhere=tuple((owner, look) for owner, look in waits if look))
 
     def _waits_for(self, key: str, hold: HoldInfo) -> KeyState | None:
-        """Return the key that a task of several keys waits for, where *key* is kept for it."""
+        """Return the key that a task of several keys waits for while *key* is reserved for it."""
         if hold.state != "waking" or Ability.QUEUE not in self.store.abilities:
             return None
         store, run = QueueStore.of(self.store), hold.who.owner.removeprefix(PARKED)
@@ -171,17 +171,18 @@ class Admin:
 
     def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
         """
-        Return who waits for *key*: those on their way, the queue, and those who join it later.
+        Return the waiters of *key*: tasks in flight, then the queue, then delayed calls.
 
         Args:
             key: The key.
-            first: From this place of the queue on; those who come later follow on its last place.
-                Of those on their way likewise from this number on.
-            limit: How many, and as many of those on their way.
+            first: The first position to return. Positions beyond the end of the queue count the
+                delayed calls. The tasks in flight are numbered separately, from 0 as well.
+            limit: The most to return of the queue and the delayed calls together, and the most of
+                the tasks in flight.
         """
         store = ListingStore.of(self.store)
         found: list[Waiter] = []
-        for begin in range(first, first + limit, PAGE):  # the server is kept by each for a moment
+        for begin in range(first, first + limit, PAGE):  # each occupies the server briefly
             size = min(PAGE, first + limit - begin)
             page = store.waiters(as_key(key), first=begin, limit=size)
             found += page
@@ -199,7 +200,7 @@ class Admin:
         return woken + queued + self.delayed(key, first=passed, limit=left)
 
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
-        """Return who joins the queue of *key* later, who comes first the first."""
+        """Return the delayed calls of *key*, the earliest first."""
         if Ability.QUEUE not in self.store.abilities:
             return []
         pages = _delayed(QueueStore.of(self.store), as_key(key), first)
@@ -207,7 +208,7 @@ class Admin:
         return [waiter_info(None, "later", waiter) for waiter in found]
 
     def calls(self, key: str, *, limit: int = 100) -> list[CallInfo]:
-        """Return some of those at *key* who have an identity, by its name; at most *limit*."""
+        """Return up to *limit* calls at *key* that have an identity, sorted by identity."""
         if Ability.QUEUE not in self.store.abilities:
             return []
         found = sorted(QueueStore.of(self.store).calls.bearers(as_key(key), limit).items())
@@ -217,7 +218,7 @@ class Admin:
         ]
 
     def actions(self, key: str) -> list[Action]:
-        """Return what operators did to *key* recently, the last first; empty if not recorded."""
+        """Return the recorded actions of operators on *key*, the latest first."""
         if Ability.QUEUE not in self.store.abilities:
             return []
         return QueueStore.of(self.store).audit.actions(as_key(key))
@@ -233,28 +234,29 @@ class Admin:
         reason: str = "",
     ) -> Released:
         """
-        Take *key* from whoever holds it, and give it to the next in its queue.
+        Release *key* on behalf of its holder, and hand it to the next waiter.
 
         The holder is not asked. It notices when it renews, within a third of its lease, and its
-        task is aborted then (`lock_on_lost`): until then two may believe that they hold the key.
-        Release what is stuck, not what is slow.
+        task is aborted then (`lock_on_lost`). Until then two tasks may believe that they hold the
+        key. Release what is stuck, not what is slow.
 
         Args:
             key: The key.
-            token: If it is given, `KeyState.token` of a look before: nothing is done if the key has
-                been granted anew since.
-            owners: If they are given, who is to lose it: nothing is done to others.
-            all_holders: If several hold it, all of them lose it: those who hold it now, not who is
-                let in instead of them.
-            author: The operator, for the record and for the error of the holder; this process's
-                user and host, if it is empty.
-            reason: Why, likewise.
+            token: If given, `KeyState.token` of an earlier look: nothing is done if the key has
+                been granted again since.
+            owners: If given, the holders to release; other holders keep the key.
+            all_holders: Release all holders of a shared key: the current ones, not those that are
+                admitted in their place.
+            author: The operator, for the record and for the holder's error; empty: this process's
+                user and host.
+            reason: The reason, for the record and for the holder's error.
 
         Raises:
-            DistlockError: Several hold it, and it was not said which of them is to lose it.
+            DistlockError: The key has several holders, and neither *owners* nor *all_holders* is
+                given.
         """
         act = Act("release", author, reason)
-        Runtime.of(self._app).import_tasks()  # only one that is known is sent
+        Runtime.of(self._app).import_tasks()  # only known tasks are sent
         key, store = as_key(key), self.store
         state = store.inspect(key)
         before = lock_info(key, state)
@@ -262,7 +264,7 @@ class Admin:
         if state.token and token in (0, state.token):
             held = before.holds if owners else holds_named(before, many=all_holders)
             losing = [hold for hold in held if not owners or hold.who.owner in owners]
-        if losing:  # first: a holder that notices is to find it
+        if losing:  # before the release: the holders read the record when they notice
             act.record(store, key, _those(losing), [hold.who.owner for hold in losing])
         lost = tuple(hold for hold in losing if self._take(store, key, hold))
         for hold in lost:
@@ -286,31 +288,29 @@ class Admin:
         reason: str = "",
     ) -> Limited:
         """
-        Let at most *capacity* units of *key* be in use, whatever tasks and locks ask with.
+        Limit the units of *key* in use, or the rate of its starts, or both.
 
-        Or have it taken only as often as *rate* says; or both. It takes the place of the limit that
-        was set before. Nobody is thrown out: what was granted ends as it would have. Who fits now
-        is woken at once.
+        The limit overrides the capacity and the rates that tasks and locks request, and replaces
+        an earlier limit. Current holders are not affected. Waiters that fit now are woken at once.
 
         Args:
             key: The key, which may be free.
-            capacity: How many; 0: nobody is let in. None: as many as are asked with.
-            rate: How often, instead of the rates that are asked with: as that of a
-                :class:`~celery_distlock.Key`. None: as often as is asked with; without *capacity*,
-                there is no limit any more.
-            seconds: After which the limit ends by itself; 0: when it is taken back.
-            author: The operator, as in `release`.
-            reason: Likewise.
+            capacity: The most units in use; 0: no new grants. None: as requested.
+            rate: The rate of starts, as that of a :class:`~celery_distlock.Key`. None: as
+                requested; if *capacity* is None, too, the limit is removed.
+            seconds: The limit ends after this time; 0: it stays until it is removed.
+            author: The operator, for the record; empty: this process's user and host.
+            reason: The reason, for the record.
 
         Raises:
-            ValueError: *capacity* or *seconds* is no such number, or a text is too long.
-            ConfigurationError: *rate* is none.
+            ValueError: *capacity* or *seconds* is out of range, or a text is too long.
+            ConfigurationError: *rate* is not a valid rate.
         """
         _check_limit(key, capacity, seconds)
         clears = capacity is None and not rate
         act = Act("resume" if clears else "limit" if capacity or rate else "pause", author, reason)
         rates = rates_in(rate, f"the limit of {shown(key)!r}")
-        Runtime.of(self._app).import_tasks()  # only one that is known is sent
+        Runtime.of(self._app).import_tasks()  # only known tasks are sent
         key, store = as_key(key), QueueStore.of(self.store)
         before = self.show(key)
         limit = None
@@ -324,17 +324,18 @@ class Admin:
 
     def wake(self, key: str, *, author: str = "", reason: str = "") -> int:
         """
-        Send on what waits for *key* and should be on its way; return how many were sent.
+        Send the tasks at *key* that should be in flight; return their number.
 
-        For a broker that has lost its messages: the next in the queue of a free key, and those that
-        were woken and have not come. To send one twice does no harm: the second is recognised.
+        Use this if the broker has lost messages. It sends the next task in the queue of a free key,
+        and tasks that were woken and have not arrived. Sending a task twice does no harm: the
+        second delivery is recognised.
 
         Raises:
-            DistlockError: The broker did not take one; a worker's sweep sends it again. Or nothing
-                of it is for this process to send, see :mod:`celery_distlock.runtime.trust`.
+            DistlockError: The broker did not accept a task; a worker's sweep sends it again. Or
+                this process may send none of them, see :mod:`celery_distlock.runtime.trust`.
         """
         act = Act("wake", author, reason)
-        Runtime.of(self._app).import_tasks()  # likewise
+        Runtime.of(self._app).import_tasks()  # only known tasks are sent
         sent = 0
         store, refusal = QueueStore.of(self.store), None
         for wake in (
@@ -343,13 +344,13 @@ class Admin:
             try:
                 self._send(store, wake)
                 sent += 1
-            except (NotOursError, UnsendableError) as error:  # the others are to go on
+            except (NotOursError, UnsendableError) as error:  # send the other tasks
                 refusal = error
         if sent:
             act.record(store, as_key(key), _many(sent, "task"))
         if refusal is not None and not sent:
             raise DistlockError(
-                f"what waits for {shown(key)!r} is not for this process to send:"
+                f"this process may not send the tasks that wait for {shown(key)!r}:"
                 f" {shown(str(refusal))}"
             ) from refusal
         return sent
@@ -365,7 +366,7 @@ class Admin:
             raise
         except Exception as error:
             raise DistlockError(
-                f"the broker does not take what waits for {key_of(wake.name)!r}: {error}"
+                f"the broker did not accept a task that waits for {key_of(wake.name)!r}: {error}"
             ) from error
         store.parking.mark_published(wake)
 
@@ -379,30 +380,32 @@ class Admin:
         reason: str = "",
     ) -> list[Dropped]:
         """
-        Take a task that waits out of its queue for good; its state is ``REVOKED`` then.
+        Remove a waiting task from its queue for good; its state becomes ``REVOKED``.
 
-        Also one that would have joined it later. Calls like it are no second ones any more.
+        This includes a delayed call that has not joined the queue yet. The identity of the task is
+        removed, too: later calls with this identity are no longer duplicates.
 
-        A chord that waits for it fails, as Celery does with a revoked member. One that runs already
-        is not touched: ``celery control revoke`` is for that.
+        A chord that waits for the task fails, as it does for a revoked member. A running task is
+        not affected: use ``celery control revoke`` for that.
 
         Args:
             task_id: The task's id.
-            key: Where it is parked, if that is known: it is not searched for then.
-            force: Drop it also if it is no locked task of this app. What it says is not believed
-                then, so a chord that waits for it goes on waiting.
-            author: The operator, for the record and for the task's result, as in `release`.
-            reason: Likewise.
+            key: The key at which it is parked, if known; else all queues are searched.
+            force: Drop it even if it is not a locked task of this app. Its message is not trusted
+                then, so a chord that waits for it keeps waiting.
+            author: The operator, for the record and for the task's result; empty: this process's
+                user and host.
+            reason: The reason, for the record and for the task's result.
 
         Returns:
-            What was dropped; nothing if it is not parked.
+            The dropped tasks; an empty list if the task is not parked.
 
         Raises:
-            DistlockError: It is no locked task of this app, and is where it was. Or it was dropped,
-                and its result could not be stored.
+            DistlockError: It is not a locked task of this app, and was not dropped. Or it was
+                dropped, and its result could not be stored.
         """
         act = Act("drop", author, reason)
-        Runtime.of(self._app).import_tasks()  # how its result is stored, its task says
+        Runtime.of(self._app).import_tasks()  # the task knows its result backend
         store = QueueStore.of(self.store)
         found = list(store.parking.find_parked(task_id, None if key is None else as_key(key)))
         dropped = (self._drop(store, at, run, act, force=force, alone=True) for at, run in found)
@@ -412,16 +415,18 @@ class Admin:
         self, key: str, *, force: bool = False, author: str = "", reason: str = ""
     ) -> list[Dropped]:
         """
-        Take every task out of the queue of *key* for good, as `drop` does.
+        Remove all tasks from the queue of *key* for good, as `drop` does.
 
-        Also those on their way that have not come, and those who come later; not who blocks, nor
-        who comes meanwhile. What it cannot drop keeps the others from nothing.
+        This includes tasks in flight that have not arrived, and delayed calls. It does not include
+        blocked processes, nor tasks that arrive while this runs. A task that cannot be dropped does
+        not prevent the others from being dropped.
 
         Raises:
-            DistlockError: Likewise, of the first of those; the others were dropped.
+            DistlockError: A task could not be dropped, for a reason as in `drop`; the error names
+                the first one. The others were dropped.
         """
         act = Act("drop", author, reason)
-        Runtime.of(self._app).import_tasks()  # likewise
+        Runtime.of(self._app).import_tasks()  # a task knows its result backend
         store, refusal = QueueStore.of(self.store), None
         dropped: list[Dropped] = []
         runs = self._runs_at(store, as_key(key))
@@ -438,13 +443,13 @@ class Admin:
                 dropped += [done] if done else []
         if refusal is not None:
             raise DistlockError(
-                f"{len(dropped)} were dropped from the queue of {shown(key)!r}, and not all:"
+                f"{len(dropped)} were dropped from the queue of {shown(key)!r}, but not all:"
                 f" {refusal}"
             ) from refusal
         return dropped
 
     def _runs_at(self, store: QueueStore, key: str) -> list[str]:
-        """Return all runs that are on their way to *key*, wait for it, or come later."""
+        """Return all executions at *key* that are in flight, queued or delayed."""
         pages = itertools.chain(_waiting(store, key), _delayed(store, key))
         return [waiter.run for page in pages for waiter in page if waiter.run]
 
@@ -462,14 +467,14 @@ class Admin:
         if waiter is None:
             return None
         names = waiter.route.names if waiter.route else (slot_name(key),)
-        if names[0] != slot_name(key):  # what is to be known of it lies there
+        if names[0] != slot_name(key):  # its first key has its message
             first = key_of(names[0])
             key, waiter = first, store.parking.parked(first, run) or waiter
-        # Read before it is removed: what cannot be read stays in the queue.
+        # Read before it is removed: a task that must not be dropped stays in the queue.
         parked = self._read(key, waiter, force)
         removed = store.parking.cancel(key, run)
         if not removed.released:
-            return None  # it has come to its key meanwhile
+            return None  # it has arrived at its key in the meantime
         if alone:
             act.record(store, key, f"{parked.task}[{task_id_of(run)}]")
         store.dispatch(removed.wake)
@@ -483,24 +488,24 @@ class Admin:
         return dropped
 
     def _read(self, key: str, waiter: Waiter, force: bool) -> "_ParkedMessage":
-        """Decode a parked task's message; without a `request` where that fails."""
+        """Decode the message of a parked task; on failure, return it without a `request`."""
         try:
-            # Its chord's errbacks would be sent.
+            # Only a trusted message may be used: the errbacks of its chord are sent.
             wake = WokenTask(slot_name(key), waiter.run, waiter.envelope)
             known = Runtime.of(self._app).trust.check(wake, anywhere=True)
             message = to_message(self._app, known)
             headers: dict[str, Any] = message.headers
             args, kwargs, embedded = message.payload
-        except Exception as error:  # of any serializer: its body is only for its chord
+        except Exception as error:  # of any serializer: the body is only needed for a chord
             unknown = isinstance(error, RefusedError) and error.reason is Reason.TASK
             if unknown and not force:
                 raise DistlockError(
-                    f"{shown(task_id_of(waiter.run))} was not dropped: {error}. Drop it where that"
-                    " task is known, or it is for celery locks drop --force: a chord that waits for"
-                    " it goes on waiting then"
+                    f"{shown(task_id_of(waiter.run))} was not dropped: {error}. Drop it from an"
+                    " app that has this task, or use celery locks drop --force: a chord that waits"
+                    " for it keeps waiting then"
                 ) from error
             why = shown(str(error))
-            words = "the message of %r, parked at %r, cannot be read; it is dropped unread: %r"
+            words = "the message of %r, parked at %r, cannot be read; dropped anyway: %r"
             logger.warning(words, shown(waiter.run), shown(key), why)
             return _ParkedMessage(waiter.task, None, ignored=False)
         name = str(headers.get("task", ""))
@@ -512,7 +517,7 @@ class Admin:
         return _ParkedMessage(name, request, bool(ignored), LockHeader.of(headers).names)
 
     def _revoke(self, task_id: str, parked: "_ParkedMessage", key: str, act: Act) -> None:
-        """Store the state ``REVOKED``, for those who wait for the task's result."""
+        """Store the state ``REVOKED`` for callers that wait for the task's result."""
         task = self._app.tasks.get(parked.task)
         backend: Any = task.backend if task is not None else self._app.backend
         why = f"dropped from the queue of its lock by {act}"
@@ -523,14 +528,14 @@ class Admin:
         except Exception as error:
             raise DistlockError(
                 f"task {parked.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
-                f" its result could not be stored, so whoever waits for it does not know: {error}"
+                f" its result could not be stored, so waiting callers are not notified: {error}"
             ) from error
 
 
 def _those(holds: Sequence[HoldInfo]) -> str:
     if len(holds) > 1:
         return f"from {_many(len(holds), 'holder')}"
-    return f"from {holds[0].who}" if str(holds[0].who) else "from no holder, as it rests"
+    return f"from {holds[0].who}" if str(holds[0].who) else "from no holder: the key rests"
 
 
 def _many(number: int, what: str) -> str:
@@ -546,7 +551,7 @@ def _terms(limit: Limit | None) -> str:
 
 
 def _waiting(store: ListingStore, key: str) -> Iterator[list[Waiter]]:
-    """Yield all who are on their way to *key*, or wait for it, by pages."""
+    """Yield pages of the waiters of *key*, including tasks in flight."""
     for begin in itertools.count(0, PAGE):
         page = store.waiters(key, first=begin, limit=PAGE)
         if not page:
@@ -555,7 +560,7 @@ def _waiting(store: ListingStore, key: str) -> Iterator[list[Waiter]]:
 
 
 def _delayed(store: QueueStore, key: str, first: int = 0) -> Iterator[list[Waiter]]:
-    """Yield who comes to *key* later, likewise; a page may be empty, and the next one not."""
+    """Yield pages of the delayed calls of *key*; an empty page need not be the last."""
     numbers = max(store.inspect(key).later, first + 1)
     for begin in range(first, numbers, PAGE):
         yield store.calls.delayed(key, first=begin, limit=PAGE)
@@ -565,16 +570,16 @@ def _check_limit(key: str, capacity: Any, seconds: Any) -> None:
     of = f"the limit of {shown(key)!r}"
     if capacity is not None and not (type(capacity) is int and 0 <= capacity <= MAX_CAPACITY):
         raise ValueError(
-            f"{of} is a whole number from 0 to {MAX_CAPACITY}, or None for no limit,"
+            f"{of} must be a whole number from 0 to {MAX_CAPACITY}, or None for no limit,"
             f" not {capacity!r}"
         )
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
         raise ValueError(
-            f"{of} ends after a finite number of seconds, or 0 for no end, not {seconds!r}"
+            f"{of} must end after a finite number of seconds, or 0 for no end, not {seconds!r}"
         )
 
 
 def _store_time(store: Store) -> float:
-    """Return the store's time, in seconds since the epoch; this host's if it tells none."""
-    shared = Ability.SHARE in store.abilities  # else it ends with this process, as does its clock
+    """Return the store's time in seconds since the epoch; this host's if it has none."""
+    shared = Ability.SHARE in store.abilities  # else it is in this process, and uses its clock
     return (shared and store.time(PATIENCE) / 1e6) or clock.wall()

@@ -1,4 +1,4 @@
-"""What operators are shown of keys: who has them and how much of them, and who waits."""
+"""Views of keys for operators: holders, units in use and waiters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ MOST_LISTED = 5  # holders in a sentence
 @dataclass(frozen=True, slots=True)
 class WaiterInfo:
     """
-    One that waits.
+    A waiter of a key.
 
     Attributes:
-        place: 0 is next; None for one whose turn has come, or who has none yet.
-        kind: ``woken``: on its way to the key; ``parked``: a task; ``blocked``: a process waits;
-            ``later``: a call that joins the queue when it is due.
-        who: Who it is.
-        since: When it came, in seconds since the epoch by the store's clock; 0: not known.
-        want: How much of the key it waits for.
-        due: Seconds until it joins the queue; None for one who waits already.
+        place: Position in the queue, 0 is next; None if it has left the queue or not joined it yet.
+        kind: ``woken``: a task in flight to its key; ``parked``: a task in the queue; ``blocked``:
+            a process that waits; ``later``: a delayed call that joins the queue when it is due.
+        who: The name of the waiter.
+        since: When it arrived, in seconds since the epoch by the store's clock; 0: unknown.
+        want: How much of the key it requests.
+        due: Seconds until it joins the queue; None unless it is a delayed call.
     """
 
     place: int | None
@@ -49,13 +49,13 @@ class WaiterInfo:
 @dataclass(frozen=True, slots=True)
 class CallInfo:
     """
-    One that has an identity: another call like it is a second one.
+    A call with an identity: later calls with the same identity are duplicates.
 
     Attributes:
-        identity: What is alike: the task's name and its arguments, or as `lock_unique` has it.
+        identity: The task's name and its arguments, or what `lock_unique` makes of them.
         task_id: The task's id.
-        where: ``waiting``, also for its time; ``coming``; ``running``; or ``ended``, and its
-            identity is kept for a time.
+        where: ``waiting``, in the queue or until it is due; ``coming``, in flight; ``running``; or
+            ``ended``, while its identity is kept for a time.
     """
 
     identity: str
@@ -64,13 +64,13 @@ class CallInfo:
 
 
 def is_of_interest(state: KeyState) -> bool:
-    """Whether there is anything to say of a key but that it is free."""
+    """Whether a key is held, waited for, limited or resting."""
     waits = state.waiting or state.woken or state.later
     return bool(state.token or waits or state.limit or state.rest > 0)
 
 
 def lock_info(key: str, state: KeyState) -> KeyState:
-    """Return *state* as operators see *key*: with its name, and with times that a calendar has."""
+    """Return *state* for display: with the name of *key*, and 0 for times out of range."""
     holds = state.holds
     return state._replace(
         key=key_of(slot_name(key)),
@@ -83,49 +83,48 @@ def lock_info(key: str, state: KeyState) -> KeyState:
 
 def holds_named(info: KeyState, holder: str = "", *, many: bool = False) -> list[HoldInfo]:
     """
-    Return those of the holds of *info* that *holder* names.
+    Return the holds of *info* that match *holder*.
 
     Args:
-        info: A look at the key.
-        holder: Its fencing token, the number of its process, alone or as ``host:pid``, the id
-            of its task, or its owner; empty: the only one, or all of them.
-        many: It may name several.
+        info: The state of the key.
+        holder: A fencing token, a process id, with or without its host (``host:pid``), a task id
+            or an owner; empty: all holds.
+        many: Several holds may match.
 
     Raises:
-        DistlockError: It names nobody who has the key, or several.
+        DistlockError: No hold of a held key matches, or several match and *many* is False.
     """
     found = [hold for hold in info.holds if not holder or holder in _names(info, hold)]
     key = shown(info.key)
     if not found and info.holds:
         raise DistlockError(
-            f"{shown(holder)!r} is none of the holders of {key!r}, which are {_listed(info.holds)}"
+            f"{shown(holder)!r} is none of the holders of {key!r}: {_listed(info.holds)}"
         )
     if len(found) > 1 and not many:
-        called = f" that {shown(holder)!r} fits" if holder else ""
+        matching = f" that match {shown(holder)!r}" if holder else ""
         raise DistlockError(
-            f"{key!r} has {len(found)} holders{called}: {_listed(found)}; `celery locks release"
-            " KEY --holder` with a process, a task's id or an owner takes it from one of them,"
-            " and --force from all"
+            f"{key!r} has {len(found)} holders{matching}: {_listed(found)}; `celery locks release"
+            " KEY --holder` with a process, a task id or an owner releases one of them, --force all"
         )
     return found
 
 
 def _names(info: KeyState, hold: HoldInfo) -> set[str]:
-    """Return what a hold may be called by."""
+    """Return the names by which an operator may select *hold*."""
     who, token = hold.who, str(info.token) if info.token > 0 else ""
     process = {str(who.pid), f"{who.host}:{who.pid}"} if who.pid else set()
     return {who.owner, who.task_id, token, *process} - {""}
 
 
 def _listed(holds: Sequence[HoldInfo]) -> str:
-    """Return who they are, by what tells them from each other."""
+    """Return the distinct names of *holds* for a message, the first `MOST_LISTED` of them."""
     some = [str(hold.who) or hold.who.owner for hold in holds[:MOST_LISTED]]
     more = len(holds) - len(some)
     return ", ".join(map(shown, some)) + (f" and {more} more" if more else "")
 
 
 def waiter_info(place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
-    """Return what a store says of one that waits, likewise."""
+    """Return *waiter*, as the store describes it, for display."""
     who = Holder.of(waiter.owner)
     if waiter.run:
         who = Holder(waiter.task, task_id_of(waiter.run))

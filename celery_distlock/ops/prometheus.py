@@ -33,55 +33,55 @@ __all__ = ["StoreCollector", "described"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 2.0  # seconds that a scrape waits for what is being read; Prometheus waits for ten
-ANSWER = 1.0  # seconds for the store to answer at all, where the reading takes longer
-REST = 3.0  # times as long as a reading took, the store has rest from the next one
+PATIENCE = 2.0  # seconds that a scrape waits for a reading; Prometheus waits for ten
+ANSWER = 1.0  # seconds for the store to answer at all, if the reading takes longer
+REST = 3.0  # the pause after a reading, as a multiple of its duration
 
 _GAUGES = {
     "up": "Whether the lock store answers and can be read.",
     "read_seconds": "Seconds that reading the store took.",
-    "read_age_seconds": "Seconds since what is told here was read.",
-    "held": "Keys that are held; of one that several hold, each of them counts.",
-    "longest_hold_seconds": "How long a key is held by now.",
-    "units_held": "Units in use, of the keys that several hold up to a capacity.",
-    "units_limit": "Units that may be in use, of those keys.",
-    "limited": "Keys that an operator has limited, or paused.",
+    "read_age_seconds": "Seconds since these values were read.",
+    "held": "Keys that are held; each holder of a shared key counts.",
+    "longest_hold_seconds": "Age of the oldest current hold.",
+    "units_held": "Units in use of shared keys with a capacity or an operator's limit.",
+    "units_limit": "Units that may be in use of those keys.",
+    "limited": "Keys that an operator has limited or paused.",
     "paused": "Keys that an operator has paused.",
-    "resting": "Keys that nobody is let in to for a while.",
-    "waiting": "Who waits for a key, blocked or parked.",
-    "travelling": "Parked tasks that are on their way.",
-    "later": "Calls that were sent for a later time.",
-    "oldest_waiter_seconds": "How long the first has waited.",
-    "due": "Keys that time alone opens, noted for the ticker.",
-    "ticker": "Whether a worker looks after them.",
-    "ticker_lag_seconds": "How long the first of them has been due.",
+    "resting": "Keys that rest: without new grants for a while.",
+    "waiting": "Waiters, blocked or parked.",
+    "travelling": "Woken tasks that are in flight to their keys.",
+    "later": "Delayed calls that have not joined a queue yet.",
+    "oldest_waiter_seconds": "How long the oldest waiter has waited.",
+    "due": "Keys that open through time alone, scheduled for the ticker.",
+    "ticker": "Whether a worker is the ticker, which wakes tasks when keys become due.",
+    "ticker_lag_seconds": "How long the first of the scheduled keys has been due.",
 }
 _TOTALS = (
     *("waiting", "travelling", "later", "oldest_waiter_seconds"),
     *("units_held", "units_limit", "limited", "paused", "resting"),
 )
 _COUNTERS = {
-    "acquired": "Grants, by the task that was granted a key.",
-    "conflicts": "Keys that were found taken.",
-    "released": "Keys that were given up in order.",
-    "lost": "Locks that their holders have lost.",
+    "acquired": "Grants.",
+    "conflicts": "Requests that found their key held.",
+    "released": "Releases by the holders.",
+    "lost": "Locks that were lost while they were held.",
     "parked": "Tasks that were parked.",
-    "woken": "Parked tasks that got their key.",
-    "dropped": "Parked tasks that an operator has dropped.",
+    "woken": "Parked tasks that were granted their key.",
+    "dropped": "Parked tasks that an operator dropped.",
 }
 _TASKLESS = {
-    "freed": "Keys that were freed for somebody: a process that is gone, or by an operator.",
-    "swept": "Parked tasks that were on their way again only because a sweep found them.",
+    "freed": "Keys that were freed by an operator, or because a holder's process was gone.",
+    "swept": "Parked tasks that were sent only because a sweep found them.",
 }
 _TIMES = {
-    "wait": "Seconds from the first request for a key to the grant.",
-    "hold": "Seconds that a key was held.",
+    "wait": "Seconds from the first request for a key to its grant.",
+    "hold": "Seconds for which a key was held.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the store held; `at` is when the reading began, by the local monotonic clock."""
+    """Values read from the store; `at` is the local monotonic time when the reading began."""
 
     metrics: list[Metric]
     at: float
@@ -90,13 +90,13 @@ class Reading:
 
 class StoreCollector(Collector):
     """
-    Reads the store of *app* when Prometheus asks, at most every *every* seconds.
+    Reads the store of *app* when Prometheus scrapes, at most once in *every* seconds.
 
-    - It looks at every key that is held or waited for, in short steps; that takes the server about
-      a second for each 100,000 keys. Then it leaves the store alone for three times as long.
-    - A scrape meanwhile gets the last values, and their age.
-    - Counters need the ability ``COUNT``. They never fall while the exporter runs, also if those of
-      the store do because it came back with older data.
+    - It reads every key that is held or waited for, in short steps. This takes the server about a
+      second per 100,000 keys. The next reading begins after three times that duration or later.
+    - A scrape in between gets the last values and their age.
+    - Counters need the ability ``COUNT``. They never fall while the exporter runs, even if those of
+      the store do because it was restored with older data.
     """
 
     def __init__(self, app: Celery, *, every: float = 5.0) -> None:
@@ -104,19 +104,19 @@ class StoreCollector(Collector):
         self._admin = Admin(app)
         self._every = every
         self._mutex = threading.Lock()
-        self._reading: threading.Event | None = None  # set at the end of the one under way
+        self._reading: threading.Event | None = None  # set when the current reading ends
         self._due = -math.inf
         self._last: Reading | None = None
         self._refused = False
         self._complaints = Complaints()
-        self._floors: dict[Sample, tuple[float, float]] = {}  # what was read last, and added to it
+        self._floors: dict[Sample, tuple[float, float]] = {}  # last value, and what is added to it
 
     def describe(self) -> list[Metric]:
         """Return all metrics without values: the registry needs their names."""
         return described()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; if the store does not answer now, only ``distlock_up``."""
+        """Yield all metrics, or only ``distlock_up`` if the store does not answer now."""
         asked_at = time.monotonic()
         self._refresh()
         last = self._last
@@ -131,7 +131,7 @@ class StoreCollector(Collector):
             yield from last.metrics
 
     def _refresh(self) -> None:
-        """Have the store read if it is time, and wait a while for a reading that is under way."""
+        """Start a reading if one is due, and wait up to `PATIENCE` seconds for it."""
         with self._mutex:
             reading = self._reading
             if reading is None and time.monotonic() >= self._due:
@@ -139,7 +139,7 @@ class StoreCollector(Collector):
                 threading.Thread(
                     target=self._read, args=(reading,), name="distlock-exporter", daemon=True
                 ).start()
-                self._reading = reading  # last: if there can be no more threads, the next one tries
+                self._reading = reading  # only now: if no thread starts, the next scrape tries
         if reading is not None:
             reading.wait(PATIENCE)
 
@@ -149,9 +149,9 @@ class StoreCollector(Collector):
         try:
             metrics = list(self._metrics())
         except StoreUnavailableError as error:
-            logger.warning("the metrics were not read: the lock store does not answer: %s", error)
+            logger.warning("could not read the metrics: the lock store does not answer: %s", error)
         except Exception as error:
-            # `distlock_up` shows it at once: it will not end by itself.
+            # Shown by `distlock_up` at once: it does not go away without an operator.
             self._refused = True
             logger.warning("distlock_up is 0: the lock store cannot be read: %s", error)
             if not isinstance(error, StoreError):
@@ -186,13 +186,13 @@ class StoreCollector(Collector):
             )
 
     def _unless_refused(self, read: Callable[[], Iterator[Metric]]) -> Iterator[Metric]:
-        """Leave metrics out whose one record is spoilt, and say so once: the others are told."""
+        """Yield the metrics of *read*, or log once that their record is malformed."""
         try:
             yield from list(read())
         except StoreUnavailableError:
             raise
         except StoreError as error:
-            self._complaints.tell(str(error), "metrics are left out: %s", error)
+            self._complaints.tell(str(error), "some metrics are left out: %s", error)
 
     def _never_falling(self, found: list[Sample]) -> list[Sample]:
         raised = []
@@ -205,7 +205,7 @@ class StoreCollector(Collector):
         return raised
 
     def _counted(self, found: list[Sample]) -> Iterator[Metric]:
-        """Yield the counters, those at 0 too: Prometheus would else miss the first increment."""
+        """Yield the counters, including those at 0: Prometheus would miss the first increment."""
         plans = Runtime.of(self._app).plans
         tasks = {name for name, plan in plans.items() if plan} | {each.task for each in found}
         values = {(each.name, each.task): each.value for each in found if not each.bucket}
@@ -221,7 +221,7 @@ class StoreCollector(Collector):
             yield _histogram(name, words, [sample for sample in found if sample.name == name])
 
     def _keys(self) -> Iterator[Metric]:
-        """Yield the gauges: what is held and waited for, by task where it has one."""
+        """Yield the gauges of held keys and waiters, by task where there is one."""
         store, totals = ListingStore.of(self._admin.store), Totals(time.time())
         for keys in store.find_keys():
             for key, state in zip(keys, store.inspect_many(keys), strict=True):
@@ -234,12 +234,12 @@ class StoreCollector(Collector):
 
 class Totals:
     """
-    Adds up what is the case at all keys.
+    Totals over all keys.
 
     Attributes:
-        held: How many hold a key, by task; a `Lock` has none.
-        longest: Seconds for which the one has held it that has done so longest, likewise.
-        plain: What is not told by task: values by the metric's name.
+        held: The number of holds by task, with an empty name for a `Lock`.
+        longest: The age of the oldest hold in seconds, by task.
+        plain: The metrics without a label: values by the metric's name.
     """
 
     def __init__(self, now: float) -> None:
@@ -272,12 +272,12 @@ class Totals:
 
 
 def _label(text: str) -> str:
-    """Return *text* as Prometheus can have it: what is no UTF-8 is spelt out."""
+    """Return *text* as valid UTF-8, with the other characters escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def described() -> list[Metric]:
-    """Return all metrics that there can be, without values."""
+    """Return all metrics without values."""
     times = {f"{name}_seconds": words for name, words in _TIMES.items()}
     kinds = {"gauge": _GAUGES, "counter": {**_COUNTERS, **_TASKLESS}, "histogram": times}
     return [

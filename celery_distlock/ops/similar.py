@@ -1,4 +1,4 @@
-"""Which keys are spelt like one that is not in use: what may have been meant."""
+"""Suggests keys in use that are spelled like a key that is not in use."""
 
 import contextlib
 import heapq
@@ -12,20 +12,20 @@ from celery_distlock.stores import Ability, ListingStore, Store
 __all__ = ["similar_keys"]
 
 MOST = 3
-LIKE = 0.75  # of two texts, as difflib has it: most slips of a finger, and other cases
-PATIENCE = 1.0  # seconds that a look takes at most
+LIKE = 0.75  # difflib ratio: allows for most typos and for different case
+PATIENCE = 1.0  # longest search, in seconds
 
 
 def similar_keys(store: Store, key: str) -> list[str]:
     """
-    Return at most `MOST` keys in use that are spelt like *key*, the most similar first.
+    Return at most `MOST` keys in use that are spelled like *key*, the most similar first.
 
-    Of very many keys, those that are found within `PATIENCE`; none where the store lists none.
+    The search stops after `PATIENCE` seconds. A store that cannot list keys yields none.
     """
     if Ability.LIST not in store.abilities:
         return []
     found: dict[str, float] = {}
-    with contextlib.suppress(StoreError):  # what was to be done is done
+    with contextlib.suppress(StoreError):  # suggestions are optional
         found.update(_similar(ListingStore.of(store), key))
     return heapq.nlargest(MOST, found, key=lambda each: (found[each], each))
 

@@ -1,7 +1,7 @@
 """
 Callbacks for forks and for the exit of the process, registered in one place.
 
-- `no_fork` keeps other threads from forking during a block whose state a child could not use. A
+- `no_fork` keeps other threads from forking during a block that would leave a child unusable. A
   worker's main process forks its pool's processes at any time, and the connection pools of kombu
   and redis-py have locks. A lock that another thread holds at that moment stays locked in the
   child, which then hangs at its first message to the broker or, with redis-py 8, before its first
@@ -136,7 +136,7 @@ def _before_fork() -> None:
 
 
 def _is_busy() -> bool:
-    """Whether another thread is in a `no_fork` block whose time is not over yet."""
+    """Whether another thread is in a `no_fork` block, and its time is not over yet."""
     here, now = threading.get_ident(), time.monotonic()
     return any(until > now for thread, until in _busy.copy().items() if thread != here)
 

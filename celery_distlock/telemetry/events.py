@@ -93,7 +93,7 @@ def send(name: str, task: str, facts: Mapping[str, Any], *, with_state: bool = T
     Send the event for the signal *name*, if this worker sends events.
 
     *with_state* sends the event that changes the task's state, too. It must be False for a task
-    for whose end Celery sends no event.
+    if Celery sends no event at its end.
     """
     if (sending := source) is None:
         return

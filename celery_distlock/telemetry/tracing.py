@@ -80,7 +80,7 @@ def _begin(trace: Any, task: str, facts: Mapping[str, Any], now: int, context: A
     tracer.start_span("lock wait", start_time=asked_at, **more).end(now)
     span = tracer.start_span("lock hold", start_time=now, **more)
     if span.is_recording():
-        while len(_open) >= MOST:  # holds whose end was not reported
+        while len(_open) >= MOST:  # their ends were not reported
             _open.pop(next(iter(_open))).end()
         _open[facts["holder"]] = span
 

@@ -20,14 +20,14 @@ def admin():
 
 @pytest.mark.parametrize("wrong", [-1, MAX_CAPACITY + 1, 1.5, True, "2", float("nan")])
 def test_a_wrong_capacity_is_refused_by_key_and_value(admin, wrong):
-    with pytest.raises(ValueError, match=rf"limit of 'tenant:7' is a whole number .*{wrong!r}$"):
+    with pytest.raises(ValueError, match=rf"limit of 'tenant:7' must be a whole .*{wrong!r}$"):
         admin.limit("tenant:7", wrong)
     assert admin.show("tenant:7").limit is None
 
 
 @pytest.mark.parametrize("wrong", [-1, float("inf"), float("nan"), True, "60", None])
 def test_a_limit_without_a_finite_end_is_refused_by_key_and_value(admin, wrong):
-    with pytest.raises(ValueError, match=rf"limit of 'tenant:7' ends after .*{wrong!r}$"):
+    with pytest.raises(ValueError, match=rf"limit of 'tenant:7' must end after .*{wrong!r}$"):
         admin.limit("tenant:7", 2, seconds=wrong)
     assert admin.show("tenant:7").limit is None
 

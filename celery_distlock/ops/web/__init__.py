@@ -1,5 +1,5 @@
 """
-A page to look at: ``celery locks web``.
+The web page: ``celery locks web``.
 
-Without the extra ``web``, only :mod:`~celery_distlock.ops.web.command` may be imported.
+Without the extra ``web``, only :mod:`~celery_distlock.ops.web.command` can be imported.
 """

@@ -1,4 +1,4 @@
-"""The command ``celery locks web``: what it is given, and what it refuses to start with."""
+"""The command ``celery locks web``: its options, and the checks before it starts."""
 
 import ipaddress
 import logging
@@ -19,20 +19,18 @@ from celery_distlock.stores import Ability
 __all__ = ["web"]
 
 TOKEN_VARIABLE = "DISTLOCK_WEB_TOKEN"  # noqa: S105
-SHORTEST_TOKEN = 16  # characters: a token is all that stands between a network and the locks
-NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")  # a host's name, or its address
+SHORTEST_TOKEN = 16  # characters: the token alone protects the locks from the network
+NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")  # a host name or an address
 _NEEDED = ("starlette", "uvicorn")
 
 
 def _checked_names(
     _ctx: click.Context, _param: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuse what no request will ever ask for."""
+    """Refuse names that no Host header can have."""
     for name in names:
         if not NAME.fullmatch(name):
-            raise click.BadParameter(
-                f"{name!r} is no host's name: write it without scheme, port and path"
-            )
+            raise click.BadParameter(f"{name!r} is not a host name: omit the scheme, port and path")
     return names
 
 
@@ -43,14 +41,14 @@ def _checked_names(
     type=PORT,
     default=8750,
     show_default=True,
-    help="Port to listen on; 0 takes a free one.",
+    help="Port to listen on; 0: a free one.",
 )
 @click.option(
     "--token",
     envvar=TOKEN_VARIABLE,
     show_envvar=True,
     metavar="TEXT|auto",
-    help="What one has to know to log in; auto makes one and prints it."
+    help="The token for logging in; auto generates one and prints it."
     " Other users of the machine can read a command line: prefer the environment.",
 )
 @click.option(
@@ -59,16 +57,16 @@ def _checked_names(
     multiple=True,
     callback=_checked_names,
     metavar="NAME",
-    help="Another name that the page is asked for by. May be repeated.",
+    help="Another host name of the page. May be repeated.",
 )
-@click.option("--read-only", is_flag=True, help="Show, and change nothing.")
+@click.option("--read-only", is_flag=True, help="Disable all changes.")
 @click.option(
     "--interval",
     type=Duration(0.2, DAY),
     default="2s",
     show_default=True,
     metavar="TIME",
-    help="Between two looks at the store: 0.5s, 10s, 1m.",
+    help="The time between two readings of the store: 0.5s, 10s, 1m.",
 )
 @click.pass_obj
 def web(
@@ -81,10 +79,10 @@ def web(
     read_only: bool,
     interval: float,
 ) -> None:
-    """Show the locks on a page in the browser."""
+    """Show the locks on a web page."""
     server: Any = _server()
     if token is None:
-        token = os.environ.get(TOKEN_VARIABLE)  # click 8.1 takes an empty one for none
+        token = os.environ.get(TOKEN_VARIABLE)  # click 8.1 ignores an empty one
     given = secrets.token_urlsafe(24) if token == "auto" else token  # noqa: S105
     _check_token(host, given)
     options = server.Options(
@@ -101,14 +99,14 @@ def web(
     except (OSError, UnicodeError) as error:
         raise CommandError(f"cannot listen on {host}:{port}: {error}") from error
 
-    def tell() -> None:
+    def report() -> None:
         click.echo(f"The locks are shown at {page.url} until Ctrl-C.")
         if token == "auto":  # noqa: S105
             click.echo(f"Token: {given}")
 
-    # When Ctrl-C is raised here, it has ended in order.
+    # If KeyboardInterrupt is raised here, the server has shut down already.
     with page, _logged(), suppress(KeyboardInterrupt):
-        page.serve(tell)
+        page.serve(report)
 
 
 def _server() -> Any:
@@ -125,20 +123,20 @@ def _server() -> Any:
 
 
 def _check_token(host: str, token: str | None) -> None:
-    """Refuse to let a network in without a token, or with one that can be guessed."""
+    """Refuse to listen on a network without a token, and tokens that can be guessed."""
     if token is None and not _is_loopback(host):
         raise click.UsageError(
-            f"whoever reaches {host} could release locks: set DISTLOCK_WEB_TOKEN,"
-            " or let --token auto make a token"
+            f"without a token, anyone who can reach {host} could release locks: set"
+            " DISTLOCK_WEB_TOKEN, or use --token auto"
         )
     if token == "":
         raise click.UsageError(
-            "the token is empty: unset DISTLOCK_WEB_TOKEN if everybody on this machine may see the"
-            " page, or let --token auto make a token"
+            "the token is empty: unset DISTLOCK_WEB_TOKEN if all users of this machine may use the"
+            " page, or use --token auto"
         )
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise click.UsageError(
-            f"the token is shorter than {SHORTEST_TOKEN} characters: --token auto makes a good one"
+            f"the token is shorter than {SHORTEST_TOKEN} characters: use --token auto"
         )
 
 
@@ -151,7 +149,7 @@ def _is_loopback(host: str) -> bool:
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """Print who did what, and when."""
+    """Print the log of the page, with times."""
     logger, handler = logging.getLogger(__package__), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("[%(asctime)s] %(levelname)s %(message)s"))
     before = logger.level, logger.propagate

@@ -21,7 +21,7 @@ CSRF_HEADER = "X-Distlock-CSRF"
 SESSION_TIME = 12 * 3600.0  # seconds
 MOST_SESSIONS = 1000
 
-# Whoever is let in or not, and wherever a link to it stands; nothing of the locks is in there.
+# Served without a log-in and to links from other sites: contains no data about locks.
 THE_PAGE = frozenset({"/", "/static/icon.svg", "/static/page.js", "/static/style.css"})
 BEFORE_LOGIN = frozenset({"/api/session", "/api/login"})
 NO_CHANGES = frozenset({"/api/login", "/api/logout"})  # POSTs that change no lock
@@ -44,20 +44,21 @@ HEADERS = {
 
 
 class Json(JSONResponse):
-    """An answer in ASCII: a key may hold what UTF-8 cannot."""
+    """A JSON response in ASCII: a key may contain characters that UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
-        """Return the body."""
+        """Return *content* as compact JSON."""
         return json.dumps(content, separators=(",", ":")).encode()
 
 
 class Sessions:
     """
-    Who has given the token.
+    The log-in sessions, and the checks of the token, the session cookie and the CSRF token.
 
     Attributes:
-        cookie: The cookie's name. Browsers keep the ports of a host apart by it alone.
-        csrf: What a page of another origin cannot read, and has to send with a change.
+        cookie: The cookie's name. It must differ per port: browsers share cookies between the
+            ports of a host.
+        csrf: The CSRF token: required for changes, and not readable by a page of another origin.
     """
 
     def __init__(self, token: str | None, *, cookie: str) -> None:
@@ -67,7 +68,7 @@ class Sessions:
         self.csrf = secrets.token_urlsafe(24)
 
     def log_in(self, token: str) -> str | None:
-        """Return a new session's name, or None if the token is wrong."""
+        """Return the name of a new session, or None if the token is wrong."""
         if self._token is None or not _equal(token, self._token):
             return None
         now = clock.monotonic()
@@ -83,7 +84,7 @@ class Sessions:
         self._ends.pop(request.cookies.get(self.cookie, ""), None)
 
     def admits(self, request: Request) -> bool:
-        """Whether *request* comes with the token, with a session, or needs neither."""
+        """Whether *request* has the token or a valid session, or needs none."""
         if self._token is None:
             return True
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -93,7 +94,7 @@ class Sessions:
         return self._ends.get(name, 0.0) > clock.monotonic()
 
     def is_ours(self, csrf: str) -> bool:
-        """Whether *csrf* is what this process gave to its own page."""
+        """Whether *csrf* is the CSRF token of this process."""
         return _equal(csrf, self.csrf)
 
 
@@ -102,24 +103,24 @@ def _equal(given: str, known: str) -> bool:
 
 
 def host_name(host: str) -> str | None:
-    """Return the name or address in *host*, a header's value; None if it is anything else."""
+    """Return the name or address in *host*, a Host header; None if it is malformed."""
     found = _HOST.fullmatch(host.lower())
     return found["name"].strip("[]") if found else None
 
 
 class RequestGuard:
     """
-    ASGI middleware: what is not listed as open to all needs the log-in.
+    ASGI middleware that checks each request: all paths but the listed ones need a log-in.
 
-    It goes by the path that the server routes, never by a URL: that is made of the header Host, in
-    which anybody can write another path.
+    It checks the path that the server routes, never the URL, which depends on the Host header: a
+    client could put another path there.
 
     Args:
         app: The page.
-        sessions: Who may see it.
-        hosts: The names that it may be asked for by: a browser that was led here by another name
-            (DNS rebinding) believes that it talks to that name's site.
-        read_only: Refuse whatever changes anything.
+        sessions: The log-in sessions.
+        hosts: The allowed names in the Host header. Others are refused, since DNS rebinding makes a
+            browser believe that this server belongs to another site.
+        read_only: Refuse all changes.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class RequestGuard:
         self._read_only = read_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it with the reason."""
+        """Serve a request, or refuse it with a reason."""
         assert scope["type"] == "http"
 
         async def send_guarded(message: Message) -> None:
@@ -146,35 +147,35 @@ class RequestGuard:
         path: str = request.scope["path"]
         changes = request.method not in ("GET", "HEAD")
         if not self._knows_host(request):
-            return _refuse(421, "this name is not served here: see --allowed-host")
+            return _refuse(421, "this host name is not allowed: see --allowed-host")
         if path in THE_PAGE and not changes:
             return None
         if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-            return _refuse(403, "not for other sites")
+            return _refuse(403, "requests from other sites are refused")
         if path not in BEFORE_LOGIN and not self._sessions.admits(request):
             return _refuse(401, "log in first")
         return self._refused_change(request, path) if changes else None
 
     def _refused_change(self, request: Request, path: str) -> Response | None:
         if not _same_origin(request):
-            return _refuse(403, "not for other sites")
+            return _refuse(403, "requests from other sites are refused")
         if not self._sessions.is_ours(request.headers.get(CSRF_HEADER, "")):
             return _refuse(403, f"the header {CSRF_HEADER} is missing or out of date")
         if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
-            return _refuse(415, "only JSON is read")
+            return _refuse(415, "the content type must be application/json")
         if self._read_only and path not in NO_CHANGES:
             return _refuse(403, "this page is read-only")
         return None
 
     def _knows_host(self, request: Request) -> bool:
-        # The port may differ, behind a tunnel. The address that was connected to is no name at all.
+        # The port may differ behind a tunnel. A request for the bare address is allowed, too.
         host = host_name(request.headers.get("Host", ""))
         reached = request.scope.get("server") or ("",)
         return host is not None and (host in self._hosts or host == reached[0])
 
 
 def _same_origin(request: Request) -> bool:
-    """Whether a browser says that the page itself has asked; every browser says so of a change."""
+    """Whether the page itself made the request, by the headers that browsers add to changes."""
     origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
     if origin is None:
         return site == "same-origin"

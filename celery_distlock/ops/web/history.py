@@ -1,8 +1,8 @@
 """
-Who held which key, as far as the looks of the page's server have shown.
+The latest holders of each key, as seen in the snapshots of the page's server.
 
-Nobody writes it down: locks cost the same whether somebody watches or not. So it has what was there
-at a look, while somebody watched, and it ends with the server.
+The store keeps no history, which would make locks more expensive. So this one has what the
+snapshots contained while the page was open, and is lost when the server stops.
 """
 
 import threading
@@ -15,21 +15,21 @@ from celery_distlock.stores.values import KeyState
 
 __all__ = ["Grant", "History", "KeyHistory"]
 
-MOST_KEYS = 10_000  # that are remembered; about 20 MB
-MOST_GRANTS = 8  # of a key, unless more have it now
+MOST_KEYS = 10_000  # keys with a history; about 20 MB
+MOST_GRANTS = 8  # grants per key, or all current ones if those are more
 
 
 @dataclass(slots=True)
 class Grant:
     """
-    One that had a key. All times are seconds since the epoch.
+    A current or former grant of a key. All times are in seconds since the epoch.
 
     Attributes:
-        holder: Who.
-        token: The grant's fencing token; of those who share a key, the same for all.
-        since: When it was granted, or when it was seen first if the record tells no time.
-        seen: When it was seen last.
-        ended: When it was found to have ended, at most so late; 0: it has it.
+        holder: The holder.
+        token: The fencing token, which is the same for all holders that share the key.
+        since: When it was granted, or first seen if its record has no time.
+        seen: When it was last seen.
+        ended: When it had ended at the latest; 0: it is current.
     """
 
     holder: Holder
@@ -42,12 +42,12 @@ class Grant:
 @dataclass(slots=True)
 class KeyHistory:
     """
-    What was seen of one key.
+    The history of one key.
 
     Attributes:
-        grants: The last ones, the newest first.
-        most_waiting: How many waited at once, at most.
-        longest_wait: Seconds for which the first in the queue had waited, at most.
+        grants: The latest grants, the newest first.
+        most_waiting: The most waiters in a snapshot.
+        longest_wait: The longest wait of the first in the queue, in seconds.
     """
 
     grants: list[Grant] = field(default_factory=list)
@@ -59,13 +59,13 @@ class History:
     """See the module. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._keys: OrderedDict[str, KeyHistory] = OrderedDict()  # the last changed last
+        self._keys: OrderedDict[str, KeyHistory] = OrderedDict()  # the latest change last
         self._held: set[str] = set()
         self._mutex = threading.Lock()
-        self.since = 0.0  # the first look, in seconds since the epoch
+        self.since = 0.0  # the first snapshot, in seconds since the epoch
 
     def note_all(self, locks: Iterable[KeyState], at: float, *, whole: bool) -> None:
-        """Note a look at *locks* at the time *at*; *whole*: there are no others."""
+        """Add a snapshot taken at the time *at*; *whole*: it contains all keys."""
         with self._mutex:
             self.since = self.since or at
             found = set()
@@ -76,13 +76,13 @@ class History:
                 self._end(key, at)
 
     def note(self, lock: KeyState, at: float) -> None:
-        """Note a look at one key, which may be free."""
+        """Add the state of one key, which may be free."""
         with self._mutex:
             self.since = self.since or at
             self._note(lock, at)
 
     def of(self, key: str) -> KeyHistory:
-        """Return a copy of what is remembered of *key*."""
+        """Return a copy of the history of *key*."""
         with self._mutex:
             known = self._keys.get(key, KeyHistory())
             return KeyHistory(list(known.grants), known.most_waiting, known.longest_wait)
@@ -91,7 +91,7 @@ class History:
         held = [hold for hold in lock.holds if hold.state == "held"]
         known = self._keys.get(lock.key)
         if held and known and lock.token < max((each.token for each in known.grants), default=0):
-            return  # a look that began before another one, and ended after it
+            return  # older than a snapshot that was added before it
         if known is None:
             if not held and not lock.waiting:
                 return
@@ -112,12 +112,12 @@ class History:
     def _end_others(
         self, lock: KeyState, known: KeyHistory, held: list[HoldInfo], at: float
     ) -> None:
-        """Note the end of who has *lock* no more: now, or when it went to others."""
+        """Set the end of grants that are not current: now, or when the next grant began."""
         now = {_identity(lock, hold) for hold in held}
         first = min((hold.since for hold in held if hold.since), default=at)
         for grant in known.grants:
             if not grant.ended and (grant.token, grant.holder.owner) not in now:
-                passed_on = grant.token != lock.token  # not so, where others have it beside
+                passed_on = grant.token != lock.token  # an equal token: others still share it
                 grant.ended = max(min(at, first) if passed_on else at, grant.seen)
 
     def _note_hold(self, lock: KeyState, known: KeyHistory, hold: HoldInfo, at: float) -> None:

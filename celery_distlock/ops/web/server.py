@@ -1,4 +1,4 @@
-"""The page's own server: a socket, and what subscribed at it."""
+"""The HTTP server of the page."""
 
 import socket
 from collections.abc import Callable
@@ -23,15 +23,15 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 @dataclass(frozen=True, slots=True)
 class Options:
     """
-    What the command line says.
+    The options of the command line.
 
     Attributes:
         host: The address to listen on.
         port: The port; 0: a free one.
-        token: What one has to know to log in; None: nothing.
-        allowed_hosts: Names that the page may be asked for by, besides `host` and the local ones.
-        read_only: Refuse whatever changes anything.
-        interval: Seconds between two looks at the store.
+        token: The token for logging in; None: no log-in.
+        allowed_hosts: Allowed names in the Host header, in addition to `host` and the local names.
+        read_only: Refuse all changes.
+        interval: Seconds between two snapshots of the store.
     """
 
     host: str = "127.0.0.1"
@@ -44,12 +44,12 @@ class Options:
 
 class Page:
     """
-    The page of one app, listening from the start.
+    The page of one app; its socket listens as soon as it is created.
 
     Raises:
         ConfigurationError: The app has no store.
-        OSError: The address cannot be listened on.
-        UnicodeError: It is none.
+        OSError: The address is not available.
+        UnicodeError: The address is malformed.
     """
 
     def __init__(self, app: Celery, options: Options) -> None:
@@ -71,12 +71,12 @@ class Page:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the page."""
         host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
         return f"http://{host}:{self.port}/"
 
     def serve(self, on_start: Callable[[], object]) -> None:
-        """Answer until SIGINT or SIGTERM, which end it in order from *on_start* on."""
+        """Serve until SIGINT or SIGTERM, which shut it down in order once *on_start* is called."""
         config = uvicorn.Config(
             self._guard,
             http="h11",
@@ -84,14 +84,14 @@ class Page:
             lifespan="off",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # an address that is logged is one that was seen
+            proxy_headers=False,  # log the address of the connection
             server_header=False,
             timeout_graceful_shutdown=2,
         )
         _Server(config, on_start).run(sockets=[self._socket])
 
     def __enter__(self) -> Self:
-        """Give it back at the end of the block."""
+        """Close the socket at the end of the block."""
         return self
 
     def __exit__(

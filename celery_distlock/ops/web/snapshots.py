@@ -1,4 +1,4 @@
-"""Snapshots of all keys, taken once for all viewers of the page."""
+"""Snapshots of all keys, shared by all viewers of the page."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -19,21 +19,21 @@ from .history import History
 
 __all__ = ["COLUMNS", "Selection", "Snapshot", "SnapshotCache"]
 
-MOST_KEYS = 200_000  # looked at; about 200 MB, and ten seconds of the store's time
-PATIENCE = 1.0  # seconds that one who asks waits for a fresh snapshot where there is an older one
-LATE = 2.0  # seconds after which people are told that the store has not answered yet
-REST = 3.0  # times as long as a snapshot took, none is taken
+MOST_KEYS = 200_000  # in a snapshot; about 200 MB, and ten seconds of the store's time
+PATIENCE = 1.0  # seconds that a request waits for a new snapshot if there is an older one
+LATE = 2.0  # seconds after which the page reports that the store has not answered yet
+REST = 3.0  # the pause after a snapshot, as a multiple of its duration
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """
-    All keys, as they were.
+    The keys at one time.
 
     Attributes:
-        locks: What was found, by key.
-        at: When, in seconds since the epoch.
-        whole: False if there are more than were looked at, or a part of the store did not answer.
+        locks: The keys, sorted by name.
+        at: When it was taken, in seconds since the epoch.
+        whole: False if there are more than `MOST_KEYS`, or a part of the store did not answer.
     """
 
     locks: list[KeyState]
@@ -44,14 +44,14 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Selection:
     """
-    Which keys are to be shown.
+    The keys to show.
 
     Attributes:
-        text: What the key, or a holder's task, its id or host contains, in any case; or a pattern
-            of the key, as :mod:`fnmatch` has it.
+        text: A part of the key, or of a holder's task, task id or host, ignoring case; or a pattern
+            for the key, as in :mod:`fnmatch`.
         sort: One of `COLUMNS`.
-        descending: From the greatest on.
-        limit: How many.
+        descending: Show the greatest first.
+        limit: The most keys to show.
     """
 
     text: str
@@ -60,7 +60,7 @@ class Selection:
     limit: int
 
     def of(self, locks: Iterable[KeyState]) -> tuple[list[KeyState], int]:
-        """Return the first of *locks*, and how many there are; what is equal stays in its order."""
+        """Return the first matching *locks*, and the number of all matching ones."""
         found = [lock for lock in locks if self._matches(lock)] if self.text else list(locks)
         found.sort(key=COLUMNS[self.sort], reverse=self.descending)
         return found[: self.limit], len(found)
@@ -91,10 +91,10 @@ COLUMNS: dict[str, Callable[[KeyState], Any]] = {
 
 class SnapshotCache:
     """
-    Takes a snapshot of the store when somebody asks, and at most every *interval* seconds.
+    Takes snapshots of the store on demand, at most one per *interval* seconds.
 
-    A store with very many keys is read less often: for three times as long as a snapshot took,
-    everybody gets the last one.
+    A store with very many keys is read less often: the next snapshot begins after three times the
+    duration of the last one or later. Until then, all requests get the last one.
     """
 
     def __init__(self, admin: Admin, interval: float) -> None:
@@ -105,13 +105,13 @@ class SnapshotCache:
         self._refreshing: asyncio.Task[None] | None = None
         self._due = 0.0
         self._changed = False
-        self._began = 0.0  # of the look that is being taken
-        self._took = 0.0  # seconds, the last one
+        self._began = 0.0  # start of the snapshot in progress
+        self._took = 0.0  # duration of the last snapshot in seconds
         self.history = History()
 
     @property
     def late(self) -> float:
-        """Seconds that a look has taken so far, if that is longer than looks take here; or 0."""
+        """Seconds that the snapshot in progress has taken, if that is unusually long; else 0."""
         if self._refreshing is None:
             return 0.0
         taken = clock.monotonic() - self._began
@@ -119,10 +119,10 @@ class SnapshotCache:
 
     async def latest(self) -> Snapshot:
         """
-        Return a snapshot: a new one if it is time for that.
+        Return the latest snapshot, after taking a new one if it is due.
 
         Raises:
-            StoreError: The last attempt to take one has failed.
+            StoreError: The last attempt to take one failed.
         """
         if self._refreshing is None and (self._changed or clock.monotonic() >= self._due):
             self._changed = False
@@ -139,7 +139,7 @@ class SnapshotCache:
         return self._last
 
     def changed(self) -> None:
-        """Have a new snapshot taken at the next request."""
+        """Make the next request take a new snapshot."""
         self._changed = True
 
     async def _refresh(self) -> None:

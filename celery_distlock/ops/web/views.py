@@ -1,4 +1,4 @@
-"""What the page asks for, and what it can have done."""
+"""The page's API: its queries and its changes."""
 
 import json
 import logging
@@ -36,18 +36,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FILES = Path(__file__).parent / "files"
-MOST_SHOWN = 1000  # keys in one answer
-QUEUE_PAGE = 50  # waiters in one answer
-MOST_CALLS = 20  # that are known by an identity, likewise
+MOST_SHOWN = 1000  # keys in one response
+QUEUE_PAGE = 50  # waiters in one response
+MOST_CALLS = 20  # calls with an identity in one response
 FURTHEST = 10**9  # place in a queue
 LONGEST_BODY = 16_384  # bytes
 
 
 class Views:
     """
-    The page's answers.
+    The handlers of the page's requests.
 
-    A key goes by its slot name, which is short and plain text, whatever is in the key.
+    They identify a key by its slot name, which is short plain text for any key.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Views:
         self._about["where"] = admin.where
 
     def router(self) -> Starlette:
-        """Return what serves them."""
+        """Return the ASGI application that routes to them."""
         changes = [self.log_in, self.log_out, self.release, self.wake, self.drop]
         return Starlette(
             routes=[
@@ -89,12 +89,12 @@ class Views:
         )
 
     async def page(self, request: Request) -> Response:
-        """Return the page itself, without any data."""
+        """Return the HTML of the page, without data."""
         _query(request)
         return FileResponse(FILES / "index.html")
 
     async def session(self, request: Request) -> Response:
-        """Return whether a log-in is needed, and the settings; open to everybody."""
+        """Return whether a log-in is required, and the settings; needs no log-in."""
         _query(request)
         if not self._sessions.admits(request):
             return Json({"login": True, "csrf": self._sessions.csrf})
@@ -102,12 +102,12 @@ class Views:
         return Json({**self._about, "login": False, "leaves": leaves, "csrf": self._sessions.csrf})
 
     async def log_in(self, request: Request) -> Response:
-        """Give a session to who knows the token."""
+        """Start a session for a request that has the token."""
         body = await _body(request, "token")
         name = self._sessions.log_in(_text(body, "token"))
         if name is None:
             logger.warning("%s gave a wrong token", _who(request))
-            raise HTTPException(403, "this is not the token")
+            raise HTTPException(403, "the token is wrong")
         logger.info("%s has logged in", _who(request))
         response = Json({})
         response.set_cookie(
@@ -129,7 +129,7 @@ class Views:
         return response
 
     async def locks(self, request: Request) -> Response:
-        """List keys: those that match, sorted, and not more than were asked for."""
+        """List the matching keys, sorted, up to the requested number."""
         asked = _query(request, "q", "sort", "desc", "limit")
         selection = Selection(
             asked.get("q", "").strip(),
@@ -152,7 +152,7 @@ class Views:
         )
 
     async def lock(self, request: Request) -> Response:
-        """Show one key and who waits for it."""
+        """Show one key, its holders and its waiters."""
         asked = _query(request, "name", "first")
         key = _key(asked.get("name", ""))
         first = _number("first", asked.get("first", "0"), 0, FURTHEST)
@@ -193,13 +193,13 @@ class Views:
 
     async def release(self, request: Request) -> Response:
         """
-        Take a key from the holder that was named in the confirmation, and from no other.
+        Release a key, but only from the holder that the confirmation named.
 
-        Of several, `holder` is the owner of that one.
+        If the key has several holders, `holder` is the owner of that one.
         """
         body = await _body(request, "name", "token", "holder", "reason")
-        key, told = _key(_text(body, "name")), _text(body, "token")
-        token = UNREADABLE if told == str(UNREADABLE) else _number("token", told, 1, 10**30)
+        key, given = _key(_text(body, "name")), _text(body, "token")
+        token = UNREADABLE if given == str(UNREADABLE) else _number("token", given, 1, 10**30)
         owners = (_text(body, "holder"),) if "holder" in body else ()
         author, reason = _operator(request, body)
         released = await self._do(
@@ -208,23 +208,23 @@ class Views:
             )
         )
         if not released.done:
-            logger.info("%s released nothing: %r has gone on", _who(request), key)
-            raise HTTPException(409, "nothing was released: another holds the key now, or nobody")
+            logger.info("%s released nothing: %r has changed hands", _who(request), key)
+            raise HTTPException(409, "nothing was released: the key has changed hands, or is free")
         holder = str(released.lost[0].who)
         logger.warning("%s released %r, which %r held", _who(request), key, holder)
         return Json({"lock": _lock(released.after, clock.wall())})
 
     async def wake(self, request: Request) -> Response:
-        """Send on what waits for a key and should be on its way."""
+        """Send the tasks at a key that should be in flight."""
         body = await _body(request, "name", "reason")
         key = _key(_text(body, "name"))
         author, reason = _operator(request, body)
         sent = await self._do(lambda: self._admin.wake(key, author=author, reason=reason))
-        logger.warning("%s woke %d at %r", _who(request), sent, key)
+        logger.warning("%s woke %d tasks at %r", _who(request), sent, key)
         return Json({"sent": sent})
 
     async def drop(self, request: Request) -> Response:
-        """Take a task out of a key's queue."""
+        """Remove a task from a key's queue."""
         body = await _body(request, "name", "task_id", "reason")
         key, task_id = _key(_text(body, "name")), _task_id(body)
         author, reason = _operator(request, body)
@@ -232,8 +232,8 @@ class Views:
             lambda: self._admin.drop(task_id, key, author=author, reason=reason)
         )
         if not dropped:
-            logger.info("%s dropped nothing: %r waits no more", _who(request), task_id)
-            raise HTTPException(409, "nothing was dropped: the task does not wait any more")
+            logger.info("%s dropped nothing: %r is not waiting", _who(request), task_id)
+            raise HTTPException(409, "nothing was dropped: the task is no longer waiting")
         for each in dropped:
             task = f"{each.task}[{each.task_id}]"
             logger.warning("%s dropped %r from the queue of %r", _who(request), task, key)
@@ -255,7 +255,7 @@ def _lock(lock: KeyState, now: float) -> dict[str, Any]:
         "holder": _holder(lock.holder) if lock.holder else None,
         "holders": len(lock.holds),
         **_lasting(lock, now),
-        "token": str(lock.token),  # JavaScript's numbers end before Python's
+        "token": str(lock.token),  # exceeds the safe integers of JavaScript
         "units": lock.units,
         "most": lock.most,
         "limit": _limit(lock.limit) if lock.limit else None,
@@ -286,7 +286,7 @@ def _lasting(hold: KeyState | HoldInfo, now: float) -> dict[str, Any]:
     return {
         "since": hold.since,
         "held": max(0.0, now - hold.since) if hold.since else 0.0,
-        "lease": hold.remaining if math.isfinite(hold.remaining) else None,  # has no end
+        "lease": hold.remaining if math.isfinite(hold.remaining) else None,  # None: no end
     }
 
 
@@ -306,7 +306,7 @@ def _action(action: Action) -> dict[str, Any]:
 
 
 def _grant(grant: Grant, lock: KeyState) -> dict[str, Any]:
-    """Return when a grant was, with the least and the most that it may have lasted."""
+    """Return *grant*, with the least and the greatest duration that it may have had."""
     now = {hold.who.owner for hold in lock.holds if hold.state == "held"}
     return {
         "who": _holder(grant.holder),
@@ -343,11 +343,11 @@ def _waiter(waiter: WaiterInfo, now: float) -> dict[str, Any]:
 
 
 def _who(request: Request) -> str:
-    return f"{request.client.host}:{request.client.port}" if request.client else "somebody"
+    return f"{request.client.host}:{request.client.port}" if request.client else "unknown client"
 
 
 def _operator(request: Request, body: dict[str, Any]) -> tuple[str, str]:
-    """Return the operator behind a change, and the reason, for the store's record."""
+    """Return the author and the reason of a change, for the audit record."""
     reason = body.get("reason", "")
     if not isinstance(reason, str) or len(reason) > MOST_TEXT:
         raise HTTPException(400, f"reason must be a text of at most {MOST_TEXT} characters")
@@ -356,7 +356,7 @@ def _operator(request: Request, body: dict[str, Any]) -> tuple[str, str]:
 
 
 def _query(request: Request, *known: str) -> dict[str, str]:
-    """Return the URL's parameters; refuse what would be passed over."""
+    """Return the query parameters; refuse unknown and repeated ones."""
     given = request.query_params.multi_items()
     _refuse_unknown((name for name, _ in given), known)
     if len(dict(given)) < len(given):
@@ -365,7 +365,7 @@ def _query(request: Request, *known: str) -> dict[str, str]:
 
 
 async def _body(request: Request, *known: str) -> dict[str, Any]:
-    """Return the fields of the body, likewise."""
+    """Return the fields of the JSON body; refuse unknown ones."""
     _query(request)
     read = bytearray()
     async for chunk in request.stream():
@@ -397,9 +397,9 @@ def _text(body: dict[str, Any], name: str) -> str:
 def _task_id(body: dict[str, Any]) -> str:
     text = _text(body, "task_id")
     try:
-        text.encode("utf-8", "surrogateescape")  # as what is no text is read from a record
+        text.encode("utf-8", "surrogateescape")  # the way undecodable bytes of records are read
     except UnicodeEncodeError:
-        raise HTTPException(400, "task_id is no text") from None
+        raise HTTPException(400, "task_id is not valid text") from None
     return text
 
 

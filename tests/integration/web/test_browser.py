@@ -49,12 +49,12 @@ def choose(page, name):
 
 
 def test_an_empty_store_says_so(shown):
-    expect(shown.get_by_text("No key is held, and nobody waits.")).to_be_visible()
+    expect(shown.get_by_text("No key is held or waited for")).to_be_visible()
 
 
 def test_the_store_and_the_prefix_are_named(shown, admin):
     expect(shown.get_by_role("banner").get_by_text(admin.where, exact=True)).to_be_visible()
-    expect(shown.get_by_text(f"Looked for at {admin.where}.")).to_be_visible()
+    expect(shown.get_by_text(f"waited for at {admin.where}.")).to_be_visible()
 
 
 def test_the_page_says_how_old_it_is(shown, hold):
@@ -274,7 +274,7 @@ def test_a_queue_is_shown_and_a_task_dropped_from_it(shown, locked, worker):
     shown.get_by_role("dialog").get_by_role("button", name="Drop it").click()
 
     expect(shown.get_by_role("status")).to_contain_text("Dropped: work_requeue")
-    expect(details.get_by_text("Nobody waits.")).to_be_visible()
+    expect(details.get_by_text("No waiters.")).to_be_visible()
     assert parked.state == "REVOKED"
     locked.journal.open("open")
     first.get(timeout=60)
@@ -350,7 +350,7 @@ def test_the_token_opens_the_page_and_a_logout_closes_it(tab, start_page, hold):
 
     tab.get_by_label("Token").fill("a wrong token")
     tab.get_by_role("button", name="Log in").click()
-    expect(tab.get_by_text("This is not the token.", exact=True)).to_be_visible()
+    expect(tab.get_by_text("The token is wrong.", exact=True)).to_be_visible()
     assert key(tab, "secret key").count() == 0
     tab.get_by_label("Token").fill(TOKEN)
     tab.keyboard.press("Enter")
@@ -435,15 +435,15 @@ def test_the_last_holders_of_a_key_are_shown_as_far_as_they_were_seen(shown, adm
     with Lock("stock:seen", store=admin.store):
         details = choose(shown, "stock:seen")
         details.get_by_text("Last holders").click()
-        expect(details.get_by_text("has had it for")).to_be_visible()
-    expect(details.get_by_text(re.compile(r"^on .*, process \d+, had it for"))).to_be_visible()
+        expect(details.get_by_text("has held it for")).to_be_visible()
+    expect(details.get_by_text(re.compile(r"^on .*, process \d+, held it for"))).to_be_visible()
     with Lock("stock:seen", store=admin.store):
-        expect(details.get_by_text("has had it for")).to_be_visible()
+        expect(details.get_by_text("has held it for")).to_be_visible()
 
     expect(details.get_by_role("list", name="Last holders").get_by_role("listitem")).to_have_count(
         2
     )
-    expect(details.get_by_text("what came and went between two looks is not here")).to_be_visible()
+    expect(details.get_by_text("came and went between two readings are missing")).to_be_visible()
 
 
 def test_a_store_that_is_slow_to_fail_is_told_before_it_has(tab, start_page, private_server):

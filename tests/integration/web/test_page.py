@@ -67,7 +67,7 @@ def test_a_task_id_that_no_task_can_have_is_refused(page_process):
 
     answer = page_process.client.post("/api/drop", content=body, headers=headers)
 
-    assert (answer.status_code, answer.json()) == (400, {"error": "task_id is no text"})
+    assert (answer.status_code, answer.json()) == (400, {"error": "task_id is not valid text"})
 
 
 def test_a_limit_and_a_rest_are_shown_with_the_author_and_the_times(page_process, share, admin):

@@ -336,7 +336,7 @@ def test_an_allowed_name_that_no_request_can_have_is_refused(locked, name):
     done = CliRunner().invoke(web, ["--allowed-host", name], obj=SimpleNamespace(app=locked.app))
 
     assert done.exit_code == 2
-    assert "is no host's name" in done.output
+    assert "is not a host name" in done.output
 
 
 def test_a_token_that_can_be_guessed_is_refused(locked):

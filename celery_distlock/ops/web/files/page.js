@@ -1,11 +1,11 @@
-// Shows what /api tells. Every text that comes from there goes through `plain` and into a text node.
+// Shows the data of /api. Every text from there goes through `plain` and into a text node.
 
 const at = (id) => document.getElementById(id);
 
-const FETCH_PATIENCE = 30_000; // ms; the store itself is given up earlier
-const LATE = 3; // seconds without an answer, after which that is said
+const FETCH_PATIENCE = 30_000; // ms; longer than the server waits for the store
+const LATE = 3; // seconds without an answer before a warning
 const PAGE = 200; // keys
-const MOST = 1000; // keys, as the server has it
+const MOST = 1000; // keys, the server's limit
 const NOTICE_TIME = 12_000; // ms
 
 const COLUMNS = [
@@ -31,7 +31,7 @@ const rows = new Map();
 const SPELT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|\p{Cs}/gu;
 
-/** What cannot be seen, or turns the text around it, made visible. */
+/** Make invisible characters, and those that change the direction of text, visible. */
 function plain(text) {
   const spell = (c) => SPELT[c] || `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return String(text).replace(HIDDEN, spell);
@@ -65,14 +65,14 @@ const left = (lock, passed = 0) =>
 const named = (who) => (who.id ? `${who.task || "task"}[${who.id}]` : who.name);
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 
-/** How much of a key is in use, and of how much. */
+/** Return the units of a key in use, and the number of units. */
 const share = ({ units, most }) => `${count(units)}/${most === null ? "any" : count(most)}`;
 const of = (units, most) => `${count(units)} of ${most === null ? "any number of" : count(most)} units`;
 
-/** How much of a key may be in use by an operator's limit, and how often it may be taken. */
+/** Return the units and the rates of an operator's limit. */
 const allowed = ({ units, rates }) => [...(units === null ? [] : [count(units)]), ...rates];
 
-/** What keeps others out of a key that may have room for them. */
+/** Return the reasons why a key with free units admits no holder, and its delayed calls. */
 function notes(lock) {
   const { state, limit, rest, opens, later, due } = lock;
   const said = [];
@@ -83,7 +83,7 @@ function notes(lock) {
   return said;
 }
 
-/** When time lets the first waiter in, if no holder ends before. */
+/** Return when time alone admits the first waiter. */
 const opening = ({ opens, sooner }) => `in ${seconds(opens)}${sooner ? " at the latest" : ""}`;
 
 function somewhere(who) {
@@ -94,7 +94,7 @@ function somewhere(who) {
 
 class Refused extends Error {
   constructor(status, answer) {
-    super(answer.error || `the page's server says ${status}`);
+    super(answer.error || `the page's server answered ${status}`);
     this.status = status;
     this.store = answer.store;
   }
@@ -175,7 +175,7 @@ function fillRow(row, lock) {
   const [key, task, host, , , units, waiting, token] = row.cells;
   const holder = lock.holder;
   const more = lock.holders > 1 ? ` +${count(lock.holders - 1)}` : "";
-  const away = { waking: "on its way", resting: "rests" }[lock.state];
+  const away = { waking: "in flight", resting: "rests" }[lock.state];
   put(key.firstChild, lock.key);
   showNotes(key.lastChild, notes(lock));
   put(task.firstChild, holder ? holder.name + more : "free");
@@ -220,7 +220,7 @@ function showList(answer) {
     }
   }
   at("list").classList.toggle("shares", now.locks.some((lock) => lock.mode === "shared"));
-  // A row that is moved loses the focus.
+  // A row loses the focus when it is moved.
   if (focused !== document.activeElement && focused.isConnected) focused.focus();
   showCount(answer);
 }
@@ -233,12 +233,12 @@ function showCount({ locks, matching, total, whole, age }) {
   now.updated = performance.now() - 1000 * age;
   at("more").hidden = locks.length >= matching || wish.limit >= MOST;
   at("empty").hidden = locks.length > 0;
-  const nobody = `No key is held, and nobody waits. Looked for at ${session.where}.`;
-  put(at("empty"), total ? "No key matches." : nobody);
+  const none = `No key is held or waited for at ${session.where}.`;
+  put(at("empty"), total ? "No key matches." : none);
   document.querySelector("table").hidden = locks.length === 0;
 }
 
-/** Times go on between two answers. */
+/** Update the durations between two answers. */
 function tick() {
   const age = (performance.now() - now.updated) / 1000;
   put(at("updated"), now.updated ? `updated ${ago(age)}` : "");
@@ -284,7 +284,7 @@ function showDetails(details) {
   now.details = details;
   const { lock } = details;
   put(at("details-key"), lock.key);
-  const states = { held: "held", waking: "on its way", resting: "rests", free: "free" };
+  const states = { held: "held", waking: "in flight", resting: "rests", free: "free" };
   const facts = [["State", states[lock.state]]];
   const shared = lock.mode === "shared";
   if (shared) facts.push(["Shared", `${of(lock.units, lock.most)} in use`]);
@@ -297,9 +297,9 @@ function showDetails(details) {
   }
   if (lock.holder) facts.push(["Token", lock.token]);
   if (lock.limit) facts.push(["Limit", limited(lock.limit)]);
-  if (lock.rest) facts.push(["Rests", `${seconds(lock.rest)} more; nobody is let in`]);
+  if (lock.rest) facts.push(["Rests", `${seconds(lock.rest)} more, without new grants`]);
   const waits = lock.waiting + lock.woken;
-  facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "nobody"]);
+  facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "–"]);
   if (lock.opens !== null) facts.push(["Next", opening(lock) + (lock.sooner ? "" : ", by time alone")]);
   if (lock.later) facts.push(["Later", `${count(lock.later)}, the first in ${seconds(lock.due)}`]);
   if (lock.identities) facts.push(["Known calls", known(details.calls, lock.identities)]);
@@ -313,7 +313,7 @@ function showDetails(details) {
   showActions(details);
 }
 
-/** Calls that others like them are second ones to. */
+/** Return the calls with an identity, which duplicates join. */
 function known(calls, all) {
   const said = calls.map((call) => `${call.identity} (${call.where})`);
   if (all > calls.length) said.push(`${count(all - calls.length)} more`);
@@ -329,7 +329,7 @@ function limited({ units, rates, author, since, until }) {
   return said.join(", ");
 }
 
-/** Those who have the key beside each other. */
+/** Show the holders of a shared key. */
 function showHolds({ lock, holds }) {
   const shared = lock.mode === "shared";
   at("holders-title").hidden = at("holders").hidden = !shared;
@@ -341,7 +341,7 @@ function showHolds({ lock, holds }) {
 function holdItem(lock, hold) {
   const item = make("li");
   const who = person(hold.who);
-  const states = { waking: "on its way, ", resting: "rests, ", held: "" };
+  const states = { waking: "in flight, ", resting: "rests, ", held: "" };
   const place = hold.who.host ? `on ${hold.who.host}, process ${hold.who.pid}, ` : states[hold.state];
   const slot = hold.slot === null ? "" : `, slot ${hold.slot}`;
   const units = `${count(hold.units)} unit${hold.units > 1 ? "s" : ""}${slot}`;
@@ -359,12 +359,12 @@ function holdItem(lock, hold) {
 
 function person(who) {
   const place = make("div", "who");
-  place.append(make("div", "", who.name || (who.id ? "task" : "nobody")));
+  place.append(make("div", "", who.name || (who.id ? "task" : "no holder")));
   if (who.id) place.append(make("div", "soft mono", who.id));
   return place;
 }
 
-/** A button in a list that is made anew all the time; *what* tells it from the others. */
+/** Make a button for a list that is rebuilt often; *what* identifies it, to keep the focus. */
 function action(text, what, label, act) {
   const button = make("button", "danger", text);
   button.type = "button";
@@ -400,14 +400,14 @@ function showFacts(facts, state) {
 
 function showQueue({ lock, queue, first, page }) {
   const items = queue.map((waiter) => waiterItem(lock, waiter));
-  if (!items.length) items.push(make("li", "none", "Nobody waits."));
+  if (!items.length) items.push(make("li", "none", "No waiters."));
   keepFocus(at("queue"), () => at("queue").replaceChildren(...items));
   at("earlier").hidden = first === 0;
   at("later").hidden = first + page >= Math.max(lock.waiting + lock.later, lock.woken);
 }
 
 function waiterItem(lock, waiter) {
-  const kinds = { woken: "on its way", parked: "parked", blocked: "blocked", later: "comes later" };
+  const kinds = { woken: "in flight", parked: "parked", blocked: "blocked", later: "delayed" };
   const item = make("li");
   const away = waiter.due === null ? "→" : "⏲";
   item.append(make("span", "place", waiter.place === null ? away : `${waiter.place + 1}.`));
@@ -427,7 +427,7 @@ function waiterItem(lock, waiter) {
   return item;
 }
 
-/** Who had the key, as far as the page's server has seen it. */
+/** Show the latest holders of the key that the page's server has seen. */
 function showSeen({ seen }) {
   const items = seen.grants.map((grant) => {
     const item = make("li");
@@ -438,7 +438,7 @@ function showSeen({ seen }) {
     item.append(about);
     return item;
   });
-  if (!items.length) items.push(make("li", "none", "Nobody has held it."));
+  if (!items.length) items.push(make("li", "none", "No holders seen."));
   put(at("seen-title"), `Last holders (${seen.grants.length} seen)`);
   at("seen").replaceChildren(...items);
   const most = seen.mostWaiting
@@ -446,12 +446,12 @@ function showSeen({ seen }) {
     : "";
   put(
     at("seen-about"),
-    `The page's server looks every ${session.interval} s while somebody watches, since ${clock(seen.since)};` +
-      ` what came and went between two looks is not here.${most}`,
+    `The page's server reads the store every ${session.interval} s while a page is open, since ` +
+      `${clock(seen.since)}. Holders that came and went between two readings are missing.${most}`,
   );
 }
 
-/** What operators did to the key, as the store has recorded it. */
+/** Show the recorded actions of operators on the key. */
 function showActions({ actions }) {
   const items = actions.map(({ name, author, reason, about, at: when }) => {
     const item = make("li");
@@ -465,13 +465,13 @@ function showActions({ actions }) {
 }
 
 function lasted({ least, most, has }) {
-  if (has) return `has had it for ${seconds(least)}`;
-  if (most === null) return `had it for ${seconds(least)} or more`;
+  if (has) return `has held it for ${seconds(least)}`;
+  if (most === null) return `held it for ${seconds(least)} or more`;
   const [from, to] = [seconds(least), seconds(most)];
-  return `had it for ${from === to ? from : `${from} to ${to}`}`;
+  return `held it for ${from === to ? from : `${from} to ${to}`}`;
 }
 
-// Changing
+// Changes
 
 let agreed = null;
 
@@ -493,7 +493,7 @@ function paragraph(...parts) {
 
 const strong = (text) => make("strong", "mono", text);
 
-/** Of one who has it alone, or of one of several. */
+/** Ask for a confirmation: for the only holder, or for *hold*, one of several. */
 function confirmRelease(lock, hold) {
   const holder = hold ? hold.who : lock.holder;
   const name = somewhere(holder) || "What rests";
@@ -501,11 +501,11 @@ function confirmRelease(lock, hold) {
   const many = hold ? "more units than there are may be in use" : "two may run under this key";
   const notice =
     (hold || lock).state === "waking"
-      ? "It is on its way and has not begun. It will ask for the key again when it arrives."
+      ? "It is in flight and has not started. It will request the key again when it arrives."
       : `It is not asked. Until it notices, within a third of its lease, ${many}.` +
-        " Then it is aborted, unless it says otherwise.";
+        " Then it is aborted, unless its lock_on_lost says otherwise.";
   const others = hold && lock.holders > 1 ? " Its other holders keep what they have." : "";
-  const next = lock.waiting ? "It goes to the next of those who wait." : "Nobody waits for it.";
+  const next = lock.waiting ? "The next waiter gets it." : "It has no waiters.";
   const asked = { name: lock.name, token: lock.token, ...(hold ? { holder: hold.owner } : {}) };
   confirm(
     "Release this key?",
@@ -527,9 +527,9 @@ function confirmDrop(lock, waiter) {
   confirm(
     "Drop this task?",
     [
-      paragraph(strong(named(waiter.who)), " is taken out of the queue of"),
+      paragraph(strong(named(waiter.who)), " is removed from the queue of"),
       paragraph(strong(lock.key)),
-      paragraph("It will not run. Its state is REVOKED then, and a chord that waits for it fails."),
+      paragraph("It will not run. Its state becomes REVOKED, and a chord that waits for it fails."),
     ],
     "Drop it",
     (reason) =>
@@ -542,16 +542,16 @@ function confirmDrop(lock, waiter) {
 function wake() {
   const { lock } = now.details;
   change("/api/wake", { name: lock.name }, ({ sent }) =>
-    sent ? `Sent on: ${count(sent)} for ${lock.key}.` : "Nothing had to be sent on.",
+    sent ? `Sent: ${count(sent)} for ${lock.key}.` : "There was nothing to send.",
   );
 }
 
-async function change(path, body, told) {
+async function change(path, body, done) {
   try {
-    notify(told(await ask(path, body)));
+    notify(done(await ask(path, body)));
   } catch (error) {
     const unsure = !(error.status < 500);
-    notify(`${sentence(error.message)}${unsure ? " Whether it was done is not known." : ""}`, true);
+    notify(`${sentence(error.message)}${unsure ? " It may have been done all the same." : ""}`, true);
     if (error.status === 403) begin();
   }
   refresh();
@@ -566,7 +566,7 @@ function notify(text, bad = false) {
   noticeTimer = setTimeout(() => put(at("notice"), ""), NOTICE_TIME);
 }
 
-// Going on
+// Updates
 
 let timer = 0;
 let asking = 0;
@@ -613,20 +613,20 @@ function failed(error) {
   }
   let [text, cause] = ["The page's server does not answer", "Is celery locks web still running?"];
   if (error.store === "silent") [text, cause] = ["The lock store does not answer", error.message];
-  else if (error instanceof Refused) [text, cause] = ["It cannot be shown", error.message];
+  else if (error instanceof Refused) [text, cause] = ["The locks cannot be shown", error.message];
   const silent = now.updated ? performance.now() - now.updated : 0;
   if (!now.failing) now.failing = new Date(Date.now() - silent).toLocaleTimeString();
   warn(`${text}, since ${now.failing}.`, cause);
 }
 
-/** Say that nothing is heard, before anybody has given up. */
+/** Warn of a late answer, before the request fails. */
 function late(text) {
   now.late = true;
   warn(text, "");
 }
 
 function warn(text, cause) {
-  const shown = now.updated ? "; what is below is from before" : "";
+  const shown = now.updated ? "; the data below is older" : "";
   put(at("trouble"), `${text} Still trying${shown}.`);
   put(at("cause"), cause);
   at("banner").hidden = false;
@@ -642,7 +642,7 @@ function recovered() {
   put(at("trouble"), "");
   put(at("cause"), "");
   document.body.classList.remove("stale");
-  if (failed) begin(); // the page's server may be another one now
+  if (failed) begin(); // the page's server may have been restarted
 }
 
 async function begin() {
@@ -674,7 +674,7 @@ async function begin() {
   if (were) refresh();
 }
 
-/** Nothing of the locks stays in the page of one who is not let in. */
+/** Remove all data about locks from the page after the session has ended. */
 function forget() {
   at("rows").replaceChildren();
   rows.clear();
@@ -715,7 +715,7 @@ function restore() {
   const strange = [...state.keys()].filter((name) => !["q", "sort", "desc", "lock"].includes(name));
   if (sort !== null && sort !== wish.sort) strange.push(`sort=${sort}`);
   if (!["0", "1", null].includes(state.get("desc"))) strange.push(`desc=${state.get("desc")}`);
-  if (strange.length) notify(`The page's address is not obeyed: ${strange.join(", ")}.`, true);
+  if (strange.length) notify(`Unknown parameters in the page's address: ${strange.join(", ")}.`, true);
   wish.q = at("search").value = state.get("q") || "";
   wish.lock = state.get("lock") || "";
   at("details").hidden = !wish.lock;
