@@ -67,7 +67,7 @@ def test_a_task_on_its_way_to_a_key_that_several_hold_is_told_by_its_name():
 
     cells = hold_cells(lock_info("k", shared(holder(1), own)).holds[1], NOW)
 
-    assert cells[:3] == ["shop.f", "x", "(on its way)"]
+    assert cells[:3] == ["shop.f", "x", "(in flight)"]
 
 
 def test_several_are_told_with_the_units_in_use_and_the_one_who_has_had_it_longest():
@@ -169,7 +169,7 @@ def test_holders_that_are_not_listed_are_counted():
     info = lock_info("k", shared(holder(1), capacity=0)._replace(used=250))
 
     assert in_use(info) == (
-        "250 units are in use, of any number; holders of 249 of them are not listed"
+        "250 units are in use, without a limit; holders of 249 of them are not listed"
     )
 
 
@@ -207,7 +207,7 @@ def test_several_are_named_in_the_refusal_to_choose_one_of_them(word):
 def test_who_does_not_hold_the_key_is_not_found_among_those_who_do():
     info = lock_info("k", shared(holder(1), holder(2)))
 
-    with pytest.raises(DistlockError, match="'3' is none of the holders of 'k', which are"):
+    with pytest.raises(DistlockError, match="'3' is none of the holders of 'k': "):
         holds_named(info, "3", many=True)
 
 
@@ -237,7 +237,7 @@ def test_a_limit_says_who_has_set_it_when_and_until_when():
     assert words.startswith("2 units, by ann@vm, since 20")
     assert "(1m00s ago), until 20" in words
     assert words.endswith("(in 1h00m)")
-    assert limit_label(Limit(0), NOW) == "paused: nobody is let in"
+    assert limit_label(Limit(0), NOW) == "paused: no new grants"
 
 
 def test_nothing_in_an_author_moves_the_cursor():
@@ -285,7 +285,7 @@ def test_what_is_no_such_time_is_refused(text):
 
 
 def test_a_number_without_a_unit_says_how_to_write_it():
-    with pytest.raises(click.BadParameter, match="'8' has no unit: say 8s, 8m, 8h or 8d"):
+    with pytest.raises(click.BadParameter, match="'8' has no unit: use 8s, 8m, 8h or 8d"):
         Duration(1.0, 86400.0).convert("8", None, None)
 
     assert Duration(0.0, 86400.0).convert("0", None, None) == 0

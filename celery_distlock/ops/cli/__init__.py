@@ -1,4 +1,4 @@
-"""``celery locks``: commands for operators, to see locks and to free what is stuck."""
+"""``celery locks``: commands for operators, to inspect locks and to release stuck ones."""
 
 import errno
 import io
@@ -16,7 +16,7 @@ from celery_distlock.errors import ConfigurationError, DistlockError
 
 __all__ = ["locks"]
 
-# Every `celery` command imports this module, so the rest is imported when it is asked for.
+# Every `celery` command imports this module, so the others are imported on demand.
 _COMMANDS = {
     "list": ".listing:list_",
     "show": ".single:show_",
@@ -34,11 +34,11 @@ _COMMANDS = {
 }
 
 
-CUT_OFF = 141  # as a shell says of who is ended by SIGPIPE
+CUT_OFF = 141  # a shell's status for a process ended by SIGPIPE
 
 
 class CommandError(click.ClickException):
-    """Ends a command with one line and status 2: the store cannot do what is asked for."""
+    """Ends a command with a one-line error and status 2."""
 
     exit_code = 2
 
@@ -70,9 +70,9 @@ class _Locks(click.Group):
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
-            # Python writes what is left of it once more at the end, and complains.
+            # At exit, Python flushes stdout again and would report the error once more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(CUT_OFF)  # click itself says 1, which here means that something is not there
+            ctx.exit(CUT_OFF)  # click exits with 1, which has another meaning here
 
 
 def _names_an_app(ctx: click.Context) -> bool:
@@ -80,7 +80,7 @@ def _names_an_app(ctx: click.Context) -> bool:
 
 
 class _LogToStderr(logging.Handler):
-    """Shows what the package logs as one line each, on stderr."""
+    """Writes each log record of the package to stderr as one line."""
 
     def __init__(self, obj: CLIContext) -> None:
         super().__init__(logging.WARNING)
@@ -96,29 +96,29 @@ class _LogToStderr(logging.Handler):
 @click.group(cls=_Locks, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--url",
-    help="The lock store's URL, instead of the app's distlock_url; without a password, as whoever"
-    " lists this machine's processes sees it.",
+    help="The lock store's URL, instead of the app's distlock_url. Do not put a password in it: the"
+    " list of processes shows it.",
 )
-@click.option("--prefix", help="What the names of all lock records begin with, likewise.")
+@click.option("--prefix", help="The prefix of all lock records, instead of the app's.")
 @click.pass_context
 @handle_preload_options
 def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: Any) -> None:
     """
-    See the locks of an app's tasks, and free what is stuck.
+    Inspect the locks of an app's tasks, and release stuck ones.
 
-    Everything is asked of the lock store; no worker and no broker has to answer.
+    The commands use the lock store directly; no worker or broker has to answer.
 
     \b
     EXIT STATUS
-      0   done; doctor: all is fine
+      0   done; doctor: no problems
       1   nothing to do: the key is free, has no waiter or no limit, the task is
-          not parked; or you said no; doctor: there are doubts
-      2   the command is wrong, or the store cannot be reached, or cannot do it;
-          web, exporter: no package, or no address to listen at;
-          doctor: there can be no locks
-      3   limit, pause: done, at a key without holder, waiter or limit (a typo?)
-      141 the reader of the output ended first, as head does in a pipe
-    """  # noqa: D301  # click's mark for lines that are kept
+          not parked; or you declined; doctor: there are doubts
+      2   usage error, or the store does not answer or does not support this;
+          web, exporter: a package is missing, or the address is not available;
+          doctor: locks cannot work
+      3   limit, pause: done, but the key had no holder, waiter or limit (a typo?)
+      141 the output was closed early, as by head in a pipe
+    """  # noqa: D301  # click's marker for unwrapped lines
     from celery_distlock.runtime.app import Runtime
 
     _log_to_stderr(ctx)
@@ -142,13 +142,13 @@ def _log_to_stderr(ctx: click.Context) -> None:
 
 
 def _escape_what_cannot_be_written() -> None:
-    """Have stdout escape what its encoding lacks, as stderr does: a key may have any character."""
+    """Escape characters that stdout cannot encode, as stderr does: a key may have any."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Declare a command that is given the :class:`~celery.bin.base.CLIContext` first."""
+    """Declare a command that gets the :class:`~celery.bin.base.CLIContext` as first argument."""
 
     def declare(function: Callable[..., Any]) -> click.Command:
         return click.command(name, cls=CeleryCommand)(click.pass_obj(function))

@@ -1,4 +1,4 @@
-"""Completes keys in a shell from the store, if it answers soon; says nothing if not."""
+"""Shell completion of keys from the store; offers none if the store does not answer soon."""
 
 import glob
 import logging
@@ -14,10 +14,10 @@ from celery_distlock.stores import ListingStore, Store
 
 __all__ = ["complete_key"]
 
-PATIENCE = 2.0  # seconds that somebody who has pressed the tab key waits
-# A shell puts a key into the command line as it is, and obeys what it finds there.
+PATIENCE = 2.0  # seconds that the tab key waits for the store
+# The shell inserts a key unquoted, and would interpret other characters.
 _HARMLESS = re.compile(r"(?!-)[\w@%+=:,./-]+").fullmatch
-MOST = 100  # keys that a shell is given to choose from
+MOST = 100  # keys that are offered
 
 
 def complete_key(

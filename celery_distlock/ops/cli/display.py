@@ -1,4 +1,4 @@
-"""How the commands show what they know: tables for people, lines for pipes, JSON for scripts."""
+"""Output of the commands: tables for terminals, lines for pipes, JSON for scripts."""
 
 import json
 import math
@@ -47,7 +47,7 @@ __all__ = [
     "wants_label",
 ]
 
-PAGE = 200  # rows of one table; more come in another, so that nothing has to be kept
+PAGE = 200  # rows per table; more rows start another table, so that few are kept in memory
 
 LOCK_COLUMNS = (
     "key",
@@ -66,21 +66,21 @@ WAITER_COLUMNS = ("place", "kind", "task", "id", "worker", "waits", "wants")
 ACTION_COLUMNS = ("action", "by", "when", "what", "reason")
 CALL_COLUMNS = ("identity", "id", "where")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
-OPTIONAL = frozenset({"held", "notes", "wants"})  # not in a table that has nothing to say there
+OPTIONAL = frozenset({"held", "notes", "wants"})  # omitted if they are empty in all rows
 ALONE = "alone"
-WHOLE = frozenset({"key", "id"})  # what is copied from a table into the next command
-SPARE = ("token", "worker", "woken", "slot", "lease")  # what gives way to that, in this order
-LAST = "age"  # what gives way to them, where they go on in the next line all the same
-AT_LEAST = 2  # of `SPARE`, where what is to be whole is too long for any screen
-GAP = 2  # columns of the screen between two of a table
-NARROWEST = 12  # columns of the screen for a cell that goes on in the next line
-READABLE = 1 / 3  # of the screen, for a key that goes on in the next line
+WHOLE = frozenset({"key", "id"})  # kept on one line: they are copied into the next command
+SPARE = ("token", "worker", "woken", "slot", "lease")  # dropped for that, in this order
+LAST = "age"  # dropped as well if keys and ids must be wrapped all the same
+AT_LEAST = 2  # columns of `SPARE` to drop if keys and ids must be wrapped
+GAP = 2  # screen columns between two table columns
+NARROWEST = 12  # least width of a wrapped cell, in screen columns
+READABLE = 1 / 3  # least width of a wrapped key, as a part of the screen
 
 Cell = str | Text
 
 
 class Screen:
-    """Where a command writes: a terminal with its width and colours, or a file or pipe without."""
+    """The output of a command: a terminal with a width and colours, or a file or pipe."""
 
     def __init__(self, obj: CLIContext) -> None:
         self.terminal = sys.stdout.isatty()
@@ -91,9 +91,10 @@ class Screen:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> int:
         """
-        Write *rows* as they come; return how many there were.
+        Write *rows* as they arrive; return their number.
 
-        In a terminal as tables of `PAGE` rows; else one line a row, tabs between the cells.
+        In a terminal they are tables of `PAGE` rows; else one line per row, with tabs between the
+        cells.
         """
         if not self.terminal:
             return self._lines(columns, rows)
@@ -112,7 +113,7 @@ class Screen:
         return count
 
     def facts(self, facts: Iterable[tuple[str, Cell]]) -> None:
-        """Write what there is to say of one thing: a name and a value a line."""
+        """Write *facts*, one name and value per line."""
         for name, value in facts:
             if self.terminal:
                 line = Text.assemble((f"{name:<10}", "bold"), value or "-")
@@ -125,8 +126,8 @@ def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -
     """
     Return a table for a terminal of *width* columns.
 
-    Columns that are `OPTIONAL` and say nothing are not there. Keys and ids stay whole where that is
-    possible without what is `SPARE`; what else is too long for its column goes on in the next line.
+    Empty columns that are `OPTIONAL` are omitted. Columns that are `SPARE` are dropped if keys and
+    ids fit on one line then. Other long cells are wrapped.
     """
     table = Table(box=None, padding=(0, GAP, 0, 0), header_style="bold")
     kept, whole = _fitting(columns, rows, width)
@@ -149,13 +150,15 @@ def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -
 def _fitting(
     columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int
 ) -> tuple[list[str], bool]:
-    """Return which of *columns* are shown, and whether keys and ids are whole with these."""
+    """Return the *columns* to show, and whether keys and ids fit on one line with them."""
     needed = {
         name: max([cell_len(name), *(cell_len(str(row[place]) or "-") for row in rows)])
         for place, name in enumerate(columns)
     }
-    told = {name for name in columns if name not in OPTIONAL or _says(columns.index(name), rows)}
-    columns = [name for name in columns if name in told]
+    filled_in = {
+        name for name in columns if name not in OPTIONAL or _says(columns.index(name), rows)
+    }
+    columns = [name for name in columns if name in filled_in]
     spare = [name for name in SPARE if name in needed]
 
     def least(name: str) -> int:
@@ -168,7 +171,7 @@ def _fitting(
     for dropped in range(len(spare) + 1):
         kept = [name for name in columns if name not in spare[:dropped]]
         wants = [needed.__getitem__]
-        if spare[dropped:] in ([], ["lease"]):  # sooner than that, others go on in the next line
+        if spare[dropped:] in ([], ["lease"]):  # rather wrap other cells than drop more
             wants.append(least)
         if any(sum(wanted(name) + GAP for name in kept) <= width for wanted in wants):
             return kept, True
@@ -189,7 +192,7 @@ def _text(cell: Cell) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return *seconds* for people, as ``4.2s``, ``16m10s``, ``3h05m``; ``no end`` if infinite."""
+    """Return *seconds* in short form: ``4.2s``, ``16m10s``, ``3h05m``; ``no end`` if infinite."""
     if math.isinf(seconds):
         return "no end"
     if seconds < 60:
@@ -202,27 +205,27 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Return a time since the epoch as ISO 8601, in UTC; empty for 0, which is not known."""
+    """Return a time since the epoch as ISO 8601, in UTC; empty for 0, an unknown time."""
     if not seconds:
         return ""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def since(seconds: float, now: float) -> str:
-    """Return a time since the epoch as `moment`, and how long ago that was."""
+    """Return a time since the epoch as ISO 8601, and how long ago that was."""
     return f"{moment(seconds)} ({duration(now - seconds)} ago)" if seconds else ""
 
 
 def ago(seconds: float, now: float) -> str:
-    """Return how long ago a time since the epoch was, for a column of a table."""
+    """Return how long ago a time since the epoch was; empty for 0."""
     return f"{duration(now - seconds)} ago" if seconds else ""
 
 
 def limit_label(limit: Limit, now: float) -> str:
-    """Return an operator's limit in words: how much, how often, by whom, since when, until when."""
+    """Return an operator's limit in words: units, rates, author, start and end."""
     words = list(map(str, limit.rates))
     if limit.pauses:
-        words = ["paused: nobody is let in", *words]
+        words = ["paused: no new grants", *words]
     elif limit.capacity:
         words = [f"{limit.capacity} unit{'s' if limit.capacity > 1 else ''}", *words]
     if limit.author:
@@ -235,7 +238,7 @@ def limit_label(limit: Limit, now: float) -> str:
 
 
 def worker_label(holder: Holder | None) -> str:
-    """Return ``host:pid``, or nothing for who is at no host yet."""
+    """Return ``host:pid``, or an empty string for a holder without a host."""
     return printable(f"{holder.host}:{holder.pid}") if holder and holder.host else ""
 
 
@@ -243,7 +246,7 @@ def lock_cells(info: KeyState, now: float) -> list[str]:
     """Return a row under `LOCK_COLUMNS`; *now* in seconds since the epoch."""
     holder = info.holder
     more = f" +{len(info.holds) - 1}" if len(info.holds) > 1 else ""
-    worker = _ON_THEIR_WAY.get(info.state) or worker_label(holder)
+    worker = _WITHOUT_WORKER.get(info.state) or worker_label(holder)
     return [
         printable(info.key),
         printable(holder.name or holder.task_id) + more if holder else "",
@@ -258,11 +261,11 @@ def lock_cells(info: KeyState, now: float) -> list[str]:
     ]
 
 
-_ON_THEIR_WAY = {"waking": "(on its way)", "resting": "(rests)"}
+_WITHOUT_WORKER = {"waking": "(in flight)", "resting": "(rests)"}
 
 
 def units_label(info: KeyState) -> str:
-    """Return how much of a key is in use, as ``3/5``, or ``alone``; nothing if it is free."""
+    """Return the units in use, as ``3/5``, or ``alone`` for an exclusive hold; empty if free."""
     if info.mode != "shared":
         return ALONE if info.mode else ""
     return f"{info.units}/{'any' if info.most is None else info.most}"
@@ -282,26 +285,26 @@ def _notes(info: KeyState) -> Iterator[str]:
 
 
 def opens_label(info: KeyState) -> str:
-    """Return when time alone lets the first waiter in; empty if that is not for time to do."""
+    """Return when time alone admits the first waiter; empty if it does not."""
     if info.opens is None:
         return ""
     return f"in {duration(info.opens)}{' at the latest' if info.may_open_sooner else ''}"
 
 
 def wants_label(want: Want) -> str:
-    """Return what is waited for, as ``2 of 5``; nothing if it is all of the key."""
+    """Return the units that are requested, as ``2 of 5``; empty for an exclusive request."""
     if want.alone:
         return ""
     return f"{want.units} of {want.capacity or 'any'}"
 
 
 def hold_cells(hold: HoldInfo, now: float, *, brief: bool = False) -> list[str]:
-    """Return a row under `HOLD_COLUMNS`; *now* in seconds since the epoch; *brief*: see `ago`."""
+    """Return a row under `HOLD_COLUMNS`; *now* in seconds since the epoch; *brief*: only ages."""
     who = hold.who
     return [
         printable(who.name),
         printable(who.task_id),
-        "(waits)" if hold.waits_for else _ON_THEIR_WAY.get(hold.state) or worker_label(who),
+        "(waits)" if hold.waits_for else _WITHOUT_WORKER.get(hold.state) or worker_label(who),
         str(hold.units),
         str(hold.slot) if hold.slot >= 0 else "",
         ago(hold.since, now) if brief else since(hold.since, now),
@@ -325,7 +328,7 @@ def lock_record(info: KeyState, now: float) -> dict[str, Any]:
         "mode": info.mode or None,
         "holder": asdict(info.holder) if info.holder else None,
         **_lasting(info, now),
-        "token": info.token if info.token >= 0 else None,  # somebody else has spoilt its record
+        "token": info.token if info.token >= 0 else None,  # None: its record is malformed
         "units": info.units,
         "capacity": info.capacity if info.mode and info.capacity else None,
         "holders": [_hold_record(hold, now) for hold in info.holds],
@@ -370,7 +373,7 @@ def _lasting(hold: KeyState | HoldInfo, now: float) -> dict[str, Any]:
 
 
 def waiter_record(waiter: WaiterInfo) -> dict[str, Any]:
-    """Return the JSON form of one that waits."""
+    """Return the JSON form of a waiter."""
     return {
         "place": waiter.place,
         "kind": waiter.kind,
@@ -408,7 +411,7 @@ def action_cells(action: Action, now: float, *, brief: bool = False) -> list[str
 
 
 def action_record(action: Action) -> dict[str, Any]:
-    """Return the JSON form of what an operator did."""
+    """Return the JSON form of an operator's action."""
     name, author, reason, about, owners, at = action
     words = {"action": name, "author": author, "reason": reason, "about": about}
     return {**words, "owners": owners, **_time("at", at)}
@@ -419,7 +422,7 @@ def _time(name: str, seconds: float) -> dict[str, Any]:
 
 
 def write_json(record: Any) -> None:
-    """Write one JSON document on one line, in ASCII: no terminal obeys anything in it."""
+    """Write a JSON document on one line, in ASCII, without control characters."""
     click.echo(json.dumps(record))
 
 
@@ -443,7 +446,7 @@ def chosen(
     older_than: float,
     now: float,
 ) -> Iterator[KeyState]:
-    """Return those of *found* that are asked for."""
+    """Yield those of *found* that match all conditions."""
     for info in found:
         if task is not None and all(hold.who.task != task for hold in info.holds):
             continue

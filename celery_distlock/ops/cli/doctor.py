@@ -1,4 +1,4 @@
-"""``celery locks doctor``: can this store be trusted with locks?"""
+"""``celery locks doctor``: checks whether the store can be trusted with locks."""
 
 import itertools
 import statistics
@@ -27,12 +27,12 @@ from .display import Screen, printable, write_json
 
 __all__ = ["doctor_", "examine"]
 
-SLOW = 0.05  # seconds; a task asks at least twice
-STALLS = 1.0  # seconds; a third of a short lease, which is when a renewal is due
-MOST_PARKED = 200  # tasks whose messages are looked at: a round trip each
+SLOW = 0.05  # seconds; each task makes at least two requests
+STALLS = 1.0  # seconds; renewals of a short lease are due about that often
+MOST_PARKED = 200  # parked tasks to examine, with a round trip each
 PARKED_AT_A_KEY = 10
-LOOKS_FOR = 2.0  # seconds for each of what may take long: a probe waits for the end
-LATE = 5.0  # seconds: a ticker that dies is followed within four
+LOOKS_FOR = 2.0  # time limit of each slow check in seconds, for the sake of probes
+LATE = 5.0  # seconds; another worker replaces a dead ticker within four
 
 _STATUS = {Severity.OK: 0, Severity.DOUBT: 1, Severity.BAD: 2}
 _STYLE = {Severity.OK: "green", Severity.DOUBT: "yellow", Severity.BAD: "bold red"}
@@ -44,24 +44,24 @@ _STYLE = {Severity.OK: "green", Severity.DOUBT: "yellow", Severity.BAD: "bold re
     type=click.IntRange(1, 100_000),
     default=50,
     show_default=True,
-    help="How many looks at a key the latency is measured by.",
+    help="The number of requests to measure the latency.",
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON document.")
 @click.option(
     "--allow-doubts",
     is_flag=True,
-    help="End with status 0 unless there can be no locks: for a probe that has to tell a doubt"
-    " from a command that crashed, which has status 1, too.",
+    help="Exit with 0 unless locks cannot work: for probes, which cannot distinguish a doubt from a"
+    " crashed command, both of status 1.",
 )
 def doctor_(obj: CLIContext, samples: int, as_json: bool, allow_doubts: bool) -> None:
     """
-    Examine whether the lock store can be trusted with locks.
+    Check whether the lock store can be trusted with locks, and suggest remedies.
 
-    It says what to do if not. It takes and gives back a lock and a record of its own, and changes
-    nothing else. The exit status is 0 if all is fine, 1 if there are doubts, and 2 if there can be
-    no locks.
+    It acquires and releases a lock of its own, writes and removes a test record, and changes
+    nothing else. The exit status is 0 without problems, 1 if there are doubts, and 2 if locks
+    cannot work.
     """
-    Runtime.of(obj.app).import_tasks()  # they tell what they need of the store
+    Runtime.of(obj.app).import_tasks()  # their options say what the store must support
     findings = list(examine(obj.app, samples))
     worst = max(_STATUS[finding.severity] for finding in findings)
     status = 0 if allow_doubts and worst < _STATUS[Severity.BAD] else worst
@@ -84,19 +84,19 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def examine(app: Celery, samples: int) -> Iterator[Finding]:
-    """Look at everything that locks depend on, in the store of *app*."""
+    """Examine everything that locks depend on, in the store of *app*."""
     runtime = Runtime.of(app)
     store = runtime.store
     where = store.address
     if Ability.SHARE not in store.abilities:
-        found = f"{where} is within one process: each worker has locks of its own"
+        found = f"{where} exists within one process: each worker has its own locks"
         yield Finding(
-            Severity.BAD, "store", found, "set distlock_url to a store that all can reach"
+            Severity.BAD, "store", found, "set distlock_url to a store that all workers can reach"
         )
         return
     try:
         doubts = store.check()
-        yield Finding(Severity.OK, "locks", f"{where} gave a lock and took it back")
+        yield Finding(Severity.OK, "locks", f"{where} granted and released a lock")
         yield from _with_facts(store, doubts)
         yield _latency(store, f"{runtime.settings.prefix}:probe", samples)
         if Ability.QUEUE in store.abilities:
@@ -108,7 +108,7 @@ def examine(app: Celery, samples: int) -> Iterator[Finding]:
 
 
 def _with_facts(store: Store, doubts: list[Finding]) -> Iterator[Finding]:
-    """Yield what the servers report, each with the first of *doubts* about it; then the others."""
+    """Yield the servers' reports, each with its first doubt; then the other *doubts*."""
     left = list(doubts)
     for fact in store.describe():
         doubt = next((each for each in left if each.subject == fact.subject), None)
@@ -118,7 +118,7 @@ def _with_facts(store: Store, doubts: list[Finding]) -> Iterator[Finding]:
         else:
             yield fact
     if Ability.QUEUE in store.abilities and not any(doubt.subject == "publish" for doubt in left):
-        yield Finding(Severity.OK, "publish", "this user may tell waiters that it is their turn")
+        yield Finding(Severity.OK, "publish", "this user may notify waiters")
     yield from left
 
 
@@ -132,36 +132,36 @@ def _latency(store: Store, key: str, samples: int) -> Finding:
         store.inspect(key)
         took.append(time.perf_counter() - began)
     median, worst = statistics.median(took), max(took)
-    found = f"median {median * 1000:.1f} ms, worst {worst * 1000:.1f} ms of {len(took)} looks"
+    found = f"median {median * 1000:.1f} ms, worst {worst * 1000:.1f} ms of {len(took)} requests"
     if median <= SLOW and worst < STALLS:
         return Finding(Severity.OK, "latency", found)
     return Finding(Severity.DOUBT, "latency", found, _SLOW_REMEDY)
 
 
 def _seen(runtime: Runtime) -> list[Finding]:
-    """Look through the keys; that they may not be looked at is no reason to have no locks."""
+    """Examine the keys; if they cannot be listed, that is a doubt: locks work all the same."""
     store = QueueStore.of(runtime.store)
     try:
         keys = Keys.of(store)
         found = [*_left(runtime, keys.parked), *_paused(keys.paused)]
         if keys.seen is not None:
-            words = f"{keys.seen} were looked at, and there may be more: it takes long to see all"
+            words = f"{keys.seen} were examined within the time limit; there may be more"
             found.append(Finding(Severity.OK, "keys", words))
         return [*found, _ticker(store)]
     except StoreError as error:
-        found_no = f"what is parked cannot be looked at: {error}"
+        found_no = f"parked tasks cannot be examined: {error}"
         return [Finding(Severity.DOUBT, "parked", found_no, _remedy_of(error))]
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
     """
-    What there is to say of the keys, which were looked through once.
+    The result of one pass over the keys.
 
     Attributes:
-        parked: Runs that are parked, the first ones of each key, and not of all keys.
-        paused: Keys that an operator has paused.
-        seen: How many were looked at, if that took so long that it was left off.
+        parked: The first parked tasks of each key, `MOST_PARKED` at most in all.
+        paused: Keys that an operator paused.
+        seen: The number of keys examined if the time limit ended the pass; else None.
     """
 
     parked: list[WokenTask]
@@ -170,7 +170,7 @@ class Keys:
 
     @classmethod
     def of(cls, store: QueueStore) -> Self:
-        """Look through the keys of *store*."""
+        """Examine the keys of *store*."""
         keys, seen = cls([], []), 0
         until = time.monotonic() + LOOKS_FOR
         for names in store.find_keys():
@@ -194,7 +194,7 @@ def _parked(store: QueueStore, key: str) -> Iterator[WokenTask]:
 
 
 def _left(runtime: Runtime, parked: list[WokenTask]) -> Iterator[Finding]:
-    """Yield why some of what is *parked* would not be sent by a process such as this."""
+    """Yield the reasons why a process like this one would not send some *parked* tasks."""
     seen = len(parked)
     refused: dict[Reason, list[str]] = {}
     for wake in parked:
@@ -207,35 +207,35 @@ def _left(runtime: Runtime, parked: list[WokenTask]) -> Iterator[Finding]:
     for reason, details in refused.items():
         are = "is" if len(details) == 1 else "are"
         why = f"because {reason.value}: {some_of(details)}"
-        found = f"{len(details)} of {seen} {are} left to others, {why}"
-        # It was not given the queues that the workers consume.
+        found = f"{len(details)} of {seen} {are} left to other workers, {why}"
+        # This process need not know all queues that the workers consume.
         severity = Severity.OK if reason is Reason.ROUTE else Severity.DOUBT
         yield Finding(severity, "parked", found, _LEFT_REMEDIES[reason])
     if not refused:
         tasks = "task that was" if seen == 1 else "tasks that were"
-        yield Finding(Severity.OK, "parked", f"{seen} {tasks} looked at would be sent")
+        yield Finding(Severity.OK, "parked", f"{seen} {tasks} examined would be sent")
 
 
 def _paused(paused: list[str]) -> Iterator[Finding]:
-    """Say which keys an operator has paused: their tasks wait, and nothing is wrong."""
+    """Report paused keys, which are not a problem: their tasks wait on purpose."""
     if paused:
         are = "is" if len(paused) == 1 else "are"
-        found = f"{_some(paused)} {are} paused by an operator: nobody is let in"
-        yield Finding(Severity.OK, "limits", found, "celery locks resume KEY, when that is over")
+        found = f"{_some(paused)} {are} paused by an operator: no new grants"
+        yield Finding(Severity.OK, "limits", found, "celery locks resume KEY ends a pause")
 
 
 def _ticker(store: QueueStore) -> Finding:
-    """Say who looks after the keys that time alone opens, and whether that is done in time."""
+    """Report the ticker, the worker that wakes waiters of due keys, and whether it is late."""
     dues = store.timetable.dues()
-    keys = f"{dues.many} {'key that becomes' if dues.many == 1 else 'keys that become'} due"
+    keys = f"{dues.many} scheduled key{'' if dues.many == 1 else 's'}"
     late = -dues.first
     if late <= LATE:
-        who = f"{dues.ticker} looks after" if dues.ticker else "no worker runs to look after"
-        return Finding(Severity.OK, "ticker", f"{who} {keys}")
-    overdue = f"{keys}, the first of them {late:.0f} s ago"
+        ticker = f"{dues.ticker} is the ticker" if dues.ticker else "no worker is the ticker"
+        return Finding(Severity.OK, "ticker", f"{ticker}; {keys}")
+    overdue = f"{keys}, the first of them due {late:.0f} s ago"
     if not dues.ticker:
-        return Finding(Severity.DOUBT, "ticker", f"nobody looks after {overdue}", _NO_TICKER)
-    return Finding(Severity.DOUBT, "ticker", f"{dues.ticker} is late with {overdue}", _LATE_TICKER)
+        return Finding(Severity.DOUBT, "ticker", f"no worker is the ticker; {overdue}", _NO_TICKER)
+    return Finding(Severity.DOUBT, "ticker", f"{dues.ticker} is late; {overdue}", _LATE_TICKER)
 
 
 def _some(names: list[str]) -> str:
@@ -244,7 +244,7 @@ def _some(names: list[str]) -> str:
 
 
 def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
-    """Yield which of *tasks* have no lock, or cannot have what they need: no worker starts then."""
+    """Yield tasks without a lock, and needs that the store does not meet: no worker starts."""
     satisfied = 0
     lacking: dict[str, list[str]] = {}
     plans = sorted(runtime.plans.items())
@@ -261,16 +261,16 @@ def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
         remedy = "another lock_on_conflict or lock_key, or another distlock_url"
         yield Finding(Severity.BAD, "tasks", found, remedy)
     if baseless := sorted(runtime.without_base(tasks)):
-        found = f"{_some(baseless)}: lock options, but no LockedTask, so WITHOUT a lock"
+        found = f"{_some(baseless)}: lock options, but not a LockedTask, so WITHOUT a lock"
         yield Finding(Severity.DOUBT, "tasks", found, "declare it with base=LockedTask")
     if detoured := sorted(name for name, detour in runtime.detours.items() if detour):
         classes = ", ".join(sorted({runtime.detours[name] for name in detoured}))
         found = f"{_some(detoured)}: the __call__ of {classes} seems not to call LockedTask's"
-        remedy = "have it return super().__call__(*args, **kwargs): else there is no lock"
+        remedy = "make it return super().__call__(*args, **kwargs): else there is no lock"
         yield Finding(Severity.DOUBT, "tasks", found, remedy)
     if pending := sorted(name for name, plan in plans if plan and plan.seems_pending):
         found = f"{_some(pending)}: a decorator seems to return its coroutine, which has not run"
-        remedy = "have it return asyncio.run(...): else the body runs WITHOUT its lock"
+        remedy = "make it return asyncio.run(...): else the body runs WITHOUT its lock"
         yield Finding(Severity.DOUBT, "tasks", found, remedy)
     if waiting := sorted(runtime.without_results(tasks)):
         found = f"{_some(waiting)}: lock_unique, and with rpc:// get() of a joined call never ends"
@@ -284,25 +284,25 @@ def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
 
 
 _LEFT_REMEDIES = {
-    Reason.SIGNATURE: "distlock_secret must be the same for all that park and send; what was parked"
-    " without one is sent while there is a None at the end of its list; celery locks drop TASK_ID"
-    " takes out what is nobody's",
-    Reason.MALFORMED: "somebody else writes under this prefix; celery locks drop TASK_ID takes it"
-    " out",
-    Reason.TASK: "a worker that has such a locked task sends it; if none is to come, celery locks"
-    " drop TASK_ID --force takes it out",
-    Reason.CONTENT: "a worker that accepts it sends it; else celery locks drop TASK_ID",
-    Reason.ROUTE: "a worker that consumes the queue sends it; name the queue in task_queues for"
-    " others to do so, too",
+    Reason.SIGNATURE: "distlock_secret must be the same wherever tasks are parked and sent; tasks"
+    " parked without one are sent while its list ends with None; celery locks drop TASK_ID removes"
+    " foreign tasks",
+    Reason.MALFORMED: "another program writes under this prefix; celery locks drop TASK_ID removes"
+    " such a record",
+    Reason.TASK: "a worker that has such a locked task sends it; else celery locks drop TASK_ID"
+    " --force removes it",
+    Reason.CONTENT: "a worker that accepts it sends it; else use celery locks drop TASK_ID",
+    Reason.ROUTE: "a worker that consumes the queue sends it; for others to send it, too, add the"
+    " queue to task_queues",
 }
 _SLOW_REMEDY = (
-    "see SLOWLOG and what else this server does, or move nearer; a lease must be many times longer"
-    " than the slowest answer"
+    "check SLOWLOG and the other load of this server, or use a nearer one; a lease must be many"
+    " times longer than the slowest answer"
 )
 
 
-_NO_TICKER = "start a worker of an app that has install(app): one of them is the ticker"
-_LATE_TICKER = "see what that worker's machine and the store do else; if it is stopped, kill it"
+_NO_TICKER = "start a worker of an app that calls install(app): one of them becomes the ticker"
+_LATE_TICKER = "check the load of that worker's machine and of the store; kill a stopped worker"
 
 
 def _remedy_of(error: StoreError) -> str:

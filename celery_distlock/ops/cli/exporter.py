@@ -20,7 +20,7 @@ from .single import admin_of
 
 __all__ = ["exporter", "only_metrics"]
 
-_CHOSEN = "name[]"  # of prometheus-client: the metrics that are wanted
+_CHOSEN = "name[]"  # parameter of prometheus-client that selects metrics
 _ENDS = re.compile(r"_(total|created|bucket|sum|count)$")
 
 
@@ -33,15 +33,15 @@ _ENDS = re.compile(r"_(total|created|bucket|sum|count)$")
     default="5s",
     show_default=True,
     metavar="TIME",
-    help="Between two looks at the store, at least: 0.5s, 10s, 1m.",
+    help="The least time between two readings of the store: 0.5s, 10s, 1m.",
 )
 @click.pass_context
 def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
     """
     Serve metrics for Prometheus, until it is stopped.
 
-    They are read from the store: held keys, who waits and for how long, how long waits and holds
-    were, conflicts, lost locks, by task. One exporter is enough for all workers of a store.
+    They are read from the store: held keys, waiters, durations of waits and holds, conflicts and
+    lost locks, by task. One exporter is enough for all workers of a store.
     """
     try:
         from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
@@ -49,11 +49,11 @@ def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
         from celery_distlock.ops.prometheus import StoreCollector, described
     except ImportError as error:
         raise CommandError(
-            "it needs prometheus-client: pip install 'celery-distlock[metrics]'"
+            "the exporter needs prometheus-client: pip install 'celery-distlock[metrics]'"
         ) from error
     app: Any = ctx.obj.app
     admin_of(ctx.obj, Ability.LIST)
-    Runtime.of(app).import_tasks()  # their counters begin with 0
+    Runtime.of(app).import_tasks()  # so that their counters start at 0
     registry = CollectorRegistry()
     registry.register(StoreCollector(app, every=every))
     stopped = threading.Event()
@@ -79,10 +79,10 @@ def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
 
 def only_metrics(serve: Callable[..., Any], known: Collection[str]) -> Callable[..., Any]:
     """
-    Return a WSGI application that passes to *serve* what it obeys, and refuses the rest.
+    Return a WSGI application that passes valid requests to *serve*, and refuses others.
 
     Args:
-        serve: Of prometheus-client; it has the metrics at every path.
+        serve: The application of prometheus-client, which ignores the path and other parameters.
         known: The names of all metrics.
     """
 
@@ -102,7 +102,7 @@ def _refusal(path: str, query: str, known: Collection[str]) -> tuple[str, str]:
         return "404 Not Found", "the metrics are at /metrics"
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name != _CHOSEN:
-            return "400 Bad Request", f"there is no parameter {name!r}: {_CHOSEN} chooses metrics"
+            return "400 Bad Request", f"there is no parameter {name!r}: {_CHOSEN} selects metrics"
         if value not in known and _ENDS.sub("", value) not in known:
             return "400 Bad Request", f"there is no metric {value!r}: {closest(value, known)}"
     return "", ""

@@ -1,4 +1,4 @@
-"""``celery locks limit``, ``pause`` and ``resume``: how much of one key may be in use."""
+"""``celery locks limit``, ``pause`` and ``resume``: limits on the use of one key."""
 
 import time
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ from .single import (
 
 __all__ = ["limit_", "pause_", "resume_"]
 
-LONGEST = 365 * DAY  # seconds that a limit lasts, if it is to end by itself
+LONGEST = 365 * DAY  # longest value of --for, in seconds
 
 for_option = click.option(
     "--for",
     "seconds",
     type=Duration(1.0, LONGEST),
     metavar="TIME",
-    help="It ends by itself after so long: 90s, 15m, 1h30m, 2d. Without it, when it is taken back.",
+    help="End the limit after this time: 90s, 15m, 1h30m, 2d. Else it stays until it is removed.",
 )
 
 
 idle_option = click.option(
-    "--idle", is_flag=True, help="It is meant that the key has no holder or waiter now."
+    "--idle", is_flag=True, help="Accept a key that has no holder, waiter or limit now."
 )
 UNUSED = 3  # exit status: done, at a key that nothing uses
 
@@ -52,10 +52,10 @@ UNUSED = 3  # exit status: done, at a key that nothing uses
     type=StartRate(),
     multiple=True,
     metavar="RATE",
-    help="How often it may be taken: 10/s, 100/m, 5/10s. More than once: all of them count.",
+    help="The rate of starts: 10/s, 100/m, 5/10s. May be repeated: all of them apply.",
 )
 @for_option
-@click.option("--clear", is_flag=True, help="Take the limit back.")
+@click.option("--clear", is_flag=True, help="Remove the limit.")
 @idle_option
 @reason_option
 @json_option
@@ -72,25 +72,24 @@ def limit_(
     as_json: bool,
 ) -> None:
     """
-    Limit how much of KEY is in use, or how often it is taken.
+    Limit the units of KEY in use, or the rate of its starts.
 
-    At most N units of it are, and at most so many starts a time begin, whatever tasks ask with.
-    Those who have more of it go on; nobody is let in until less is in use. Who fits into a higher
-    limit is woken at once. It is for this key alone, and goes before the capacity and the rates of
-    its tasks, which may be lower or higher. Of a key that is held alone, any N but 0 changes
-    nothing. 0 lets nobody in, as pause. It takes the place of the limit before: say N and --rate at
-    once for both.
+    The limit overrides the capacity and the rates of tasks, which may be lower or higher. It
+    applies to this key only. Holders of more units than N are not affected, but there are no new
+    grants until fewer units are in use. Waiters that fit into a higher limit are woken at once. For
+    a key that is held exclusively, any N but 0 has no effect. 0 stops new grants, as pause does.
+    The limit replaces an earlier one: to set both, give N and --rate together.
 
-    With --clear, the exit status is 1 if there was no limit. It is 3 if the limit is set, and the
-    key had no holder, waiter or limit: another one may be meant. --idle says that it is this one.
+    With --clear, the exit status is 1 if there was no limit. It is 3 if the limit was set, but the
+    key had no holder, waiter or limit, which may be a typo. --idle accepts such a key.
     """
     if clear and (units is not None or seconds is not None or rate):
-        raise click.UsageError("--clear takes the limit back: it takes no N, --rate or --for")
+        raise click.UsageError("--clear removes the limit: it takes no N, --rate or --for")
     if clear:
         _take_back(obj, key, reason, as_json=as_json)
     elif units is None and not rate:
         raise click.UsageError(
-            "say how many, or how often: limit KEY N, limit KEY --rate 10/s; or limit KEY --clear"
+            "give N, --rate or --clear: limit KEY N, limit KEY --rate 10/s, limit KEY --clear"
         )
     else:
         _set(obj, key, units, seconds, reason, rate=rate, idle=idle, as_json=as_json)
@@ -106,10 +105,10 @@ def pause_(
     obj: CLIContext, key: str, seconds: float | None, *, idle: bool, reason: str, as_json: bool
 ) -> None:
     """
-    Let nobody have KEY any more; those who have it go on.
+    Stop new grants of KEY; current holders are not affected.
 
-    Tasks that come wait as for a key that is held, each as its policy says. It is a limit of 0. The
-    exit status is 3 if the key had no holder, waiter or limit, as with limit.
+    Each new task does what its policy says for a held key. A pause is a limit of 0. As for limit,
+    the exit status is 3 if the key had no holder, waiter or limit.
     """
     _set(obj, key, 0, seconds, reason, idle=idle, as_json=as_json)
 
@@ -120,9 +119,9 @@ def pause_(
 @json_option
 def resume_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
     """
-    Take back what limit or pause has set for KEY.
+    Remove the limit of KEY that limit or pause has set.
 
-    Who fits is woken at once. The exit status is 1 if there was no limit.
+    Waiters that fit are woken at once. The exit status is 1 if there was no limit.
     """
     _take_back(obj, key, reason, as_json=as_json)
 
@@ -151,8 +150,8 @@ def _set(
     if not (idle or done.before.is_in_use):
         name = printable(done.after.key)
         obj.error(
-            f"{name} had no holder, waiter or limit. If another key is meant, resume this one; if"
-            " not, --idle says so."
+            f"{name} had no holder, waiter or limit. If you meant another key, resume this one; if"
+            " not, use --idle."
         )
         suggest(obj, admin, key)
         click.get_current_context().exit(UNUSED)
@@ -164,9 +163,9 @@ def _said(done: Limited, units: int | None, rate: Sequence[Rate], seconds: float
     often = " and ".join(map(str, sorted(rate, key=lambda each: each.per)))
     said = f"At most {units} of {name} may be in use" if units else f"{name} is paused"
     if units is None:
-        said = f"{name} is taken {often} at most"
+        said = f"{name} is limited to {often}"
     elif rate:
-        said += f", and it is taken {often} at most"
+        said += f", and it is limited to {often}"
     return f"{said}{until}.{_going_on(done.after)}"
 
 
@@ -180,8 +179,8 @@ def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None
     elif before is None:
         obj.echo(f"{printable(done.before.key)} had no limit.")
     else:
-        was = f"{printable(done.before.key)} has no limit any more"
-        obj.echo(f"{was} (it had: {limit_label(before, time.time())}).{_going_on(done.after)}")
+        name, limit = printable(done.before.key), limit_label(before, time.time())
+        obj.echo(f"{name} no longer has a limit (it was: {limit}).{_going_on(done.after)}")
     if before is None:
         if not (as_json or done.before.is_in_use):
             suggest(obj, admin, key)
@@ -189,11 +188,11 @@ def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None
 
 
 def _going_on(info: KeyState) -> str:
-    """Return a sentence on those who have the key, whatever is set."""
+    """Return a sentence about the current holders, which no limit affects."""
     if info.mode == "shared":
         return f" {in_use(info)}."
-    who = printable(str(info.holder))
-    return f" {who} has it alone, and goes on." if info.state == "held" else ""
+    holder = printable(str(info.holder))
+    return f" {holder} holds it exclusively and keeps it." if info.state == "held" else ""
 
 
 def _write(done: Limited) -> None:

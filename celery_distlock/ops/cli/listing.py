@@ -22,23 +22,23 @@ __all__ = ["list_"]
 
 @command("list")
 @click.argument("pattern", default="*", shell_complete=complete_key)
-@click.option("--task", help="Only keys that a task of this name holds.")
-@click.option("--waiting", is_flag=True, help="Only keys that somebody waits for.")
-@click.option("--limited", is_flag=True, help="Only keys that an operator has limited or paused.")
+@click.option("--task", help="Only keys held by a task of this name.")
+@click.option("--waiting", is_flag=True, help="Only keys with waiters or delayed calls.")
+@click.option("--limited", is_flag=True, help="Only keys that an operator limited or paused.")
 @click.option(
     "--older-than",
     type=Duration(0.0, 10_000 * DAY),
     default="0",
     metavar="TIME",
-    help="Only keys that have been held for so long: 90s, 15m, 1h30m, 2d.",
+    help="Only keys held for at least this time: 90s, 15m, 1h30m, 2d.",
 )
-@click.option("--limit", type=COUNT, metavar="N", help="N keys at most.")
+@click.option("--limit", type=COUNT, metavar="N", help="At most N keys.")
 @click.option(
     "--sort",
     type=click.Choice(list(SORTERS)),
-    help="The oldest first, the shortest lease, the longest queue. Without it, as they are found.",
+    help="The oldest hold, the shortest lease or the longest queue first. Default: unsorted.",
 )
-@click.option("--json", "as_json", is_flag=True, help="A JSON document a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document per line.")
 def list_(
     obj: CLIContext,
     pattern: str,
@@ -54,8 +54,8 @@ def list_(
     """
     List the keys that are held, waited for or limited.
 
-    PATTERN is one of the shell's, as in 'stock:*'; quote it. The keys are looked at in small
-    batches, which no server minds, and not all at one moment.
+    PATTERN is a shell pattern such as 'stock:*'; quote it. The keys are read in small batches that
+    do not block the server, so the list is not a snapshot of one moment.
     """
     admin = admin_of(obj, Ability.LIST)
     found = chosen(
@@ -74,7 +74,7 @@ def list_(
     screen = Screen(obj)
     if not screen.table(LOCK_COLUMNS, (lock_cells(info, time.time()) for info in shown)):
         obj.error(
-            f"There is no such key at {admin.where}: nobody holds one or waits for one."
+            f"No matching key is held or waited for at {admin.where}."
             if pattern != "*" or task or waiting or limited or older_than
             else f"No key is held or waited for at {admin.where}."
         )

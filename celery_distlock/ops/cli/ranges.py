@@ -1,4 +1,4 @@
-"""The numbers and times that the command line takes."""
+"""Types of command-line options: numbers, times and rates."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["COUNT", "DAY", "PLACE", "PORT", "UNITS", "Duration", "StartRate"]
 DAY = 86_400.0  # seconds
 
 PORT = click.IntRange(0, 65_535)
-PLACE = click.IntRange(0, 10**9)  # further than any queue or list is long
+PLACE = click.IntRange(0, 10**9)  # longer than any queue or list
 COUNT = click.IntRange(1, 10**9)
 UNITS = click.IntRange(0, MAX_CAPACITY)
 
@@ -24,8 +24,8 @@ _NUMBER = re.compile(_DIGITS, re.ASCII)
 _DURATION = re.compile("".join(rf"(?:(?P<{unit}>{_DIGITS}){unit})?" for unit in _PARTS), re.ASCII)
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
-    """A time with its unit, as ``0.5s``, ``90s``, ``15m``, ``1h30m`` or ``2d``; or ``0``."""
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+    """A duration with its unit: ``0.5s``, ``90s``, ``15m``, ``1h30m`` or ``2d``; or ``0``."""
 
     name = "time"
 
@@ -35,29 +35,29 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes no
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return *value* in seconds; raise :exc:`click.BadParameter` if it is no such time."""
+        """Return *value* in seconds; raise :exc:`click.BadParameter` if it is not a duration."""
         text = str(value).strip().lower()
         if _NUMBER.fullmatch(text) and float(text):
             units = ", ".join(f"{text}{unit}" for unit in "smh")
-            self.fail(f"{value!r} has no unit: say {units} or {text}d.", param, ctx)
+            self.fail(f"{value!r} has no unit: use {units} or {text}d.", param, ctx)
         found = _DURATION.fullmatch("0s" if _NUMBER.fullmatch(text) else text)
         if not found or not text:
-            self.fail(f"{value!r} is no time such as 0.5s, 90s, 15m, 1h30m or 2d.", param, ctx)
+            self.fail(f"{value!r} is not a time such as 0.5s, 90s, 15m, 1h30m or 2d.", param, ctx)
         parts = found.groupdict().items()
         seconds = sum(float(number or 0) * _PARTS[unit] for unit, number in parts)
         if not self._least <= seconds <= self._most:
             least, most = f"{self._least:g}s", f"{self._most / DAY:g}d"
-            self.fail(f"{value!r} is not from {least} to {most}.", param, ctx)
+            self.fail(f"{value!r} is not between {least} and {most}.", param, ctx)
         return seconds
 
 
-class StartRate(click.ParamType):  # type: ignore[type-arg]  # likewise
-    """How often something may start, as ``10/s`` or ``5/10s``."""
+class StartRate(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+    """A rate of starts, such as ``10/s`` or ``5/10s``."""
 
     name = "rate"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Rate:
-        """Return *value* as a rate; raise :exc:`click.BadParameter` if it is none."""
+        """Return *value* as a rate; raise :exc:`click.BadParameter` if it is not one."""
         try:
             return Rate.read(str(value))
         except ConfigurationError as error:

@@ -45,7 +45,7 @@ from .display import (
 )
 from .ranges import COUNT, PLACE
 
-MOST_TOLD = 10  # delayed calls, and identities, that are shown of a key
+MOST_SHOWN = 10  # delayed calls, and identities, of one key
 
 __all__ = [
     "admin_of",
@@ -67,7 +67,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def _not_empty(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value == "":
-        raise click.BadParameter(f"no {param.name} is empty")
+        raise click.BadParameter(f"{param.name} must not be empty")
     return value
 
 
@@ -79,16 +79,18 @@ def _not_too_long(_ctx: click.Context, _param: click.Parameter, value: str) -> s
 
 
 key_argument: Decorator = click.argument("key", callback=_not_empty, shell_complete=complete_key)
-json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="A JSON document.")
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON document."
+)
 reason_option: Decorator = click.option(
     "--reason",
     default="",
     callback=_not_too_long,
     metavar="TEXT",
-    help="Why, for those who look at the key, and for those who lose it.",
+    help="The reason, for other operators and for the error of a holder that loses the key.",
 )
 force_option: Decorator = click.option(
-    "--force", "--yes", "-y", "force", is_flag=True, help="Do not ask."
+    "--force", "--yes", "-y", "force", is_flag=True, help="Do not ask for confirmation."
 )
 
 
@@ -97,28 +99,28 @@ def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
     Return the operations on the app's store.
 
     Raises:
-        StoreError: The store lacks one of the *needs*, or each process has one of its own.
+        StoreError: The store lacks one of the *needs*, or is private to each process.
     """
     store = Runtime.of(obj.app).store
     where = store.address
     if Ability.SHARE not in store.abilities:
         raise StoreError(
-            f"{where} is within one process, so the workers' locks cannot be seen from here"
+            f"{where} exists within one process, so the workers' locks cannot be seen from here"
         )
     for need in set(needs) - store.abilities:
-        raise StoreError(f"{where} cannot {need.value}; show KEY and release KEY work")
+        raise StoreError(f"{where} cannot {need.value}; use show KEY and release KEY")
     return Admin(obj.app)
 
 
 def warn_unrecorded(obj: CLIContext, admin: Admin, reason: str) -> None:
-    """Say that *reason* is kept nowhere, if that is so."""
+    """Print a warning if the store does not record *reason*."""
     if reason and Ability.QUEUE not in admin.store.abilities:
         where = admin.store.address
-        obj.error(f"{where} keeps no record of what operators do: the reason is not kept there.")
+        obj.error(f"{where} does not record operators' actions: the reason was not recorded.")
 
 
 def suggest(obj: CLIContext, admin: Admin, key: str) -> None:
-    """Name keys in use that are spelt like *key*, which is not in use."""
+    """Print keys in use that are spelled like *key*, which is not in use."""
     similar = similar_keys(admin.store, key)
     if similar:
         obj.error(f"Similar keys: {', '.join(map(printable, similar))}.")
@@ -129,16 +131,16 @@ def suggest(obj: CLIContext, admin: Admin, key: str) -> None:
 @json_option
 def show_(obj: CLIContext, key: str, as_json: bool) -> None:
     """
-    Show who holds KEY, how much of it, and how many wait for it.
+    Show the holders of KEY, the units in use, and the number of waiters.
 
-    With the first of those who join its queue later, the calls that others like them join, and what
-    operators did to it recently. The exit status is 1 if it is free; what rests is not, though it
-    has no holder.
+    It also shows the first delayed calls, the calls that duplicates would join, and the recent
+    actions of operators. The exit status is 1 if the key is free. A resting key is not free, though
+    it has no holder.
     """
     admin = admin_of(obj)
     info, now = admin.show(key), time.time()
-    delayed = admin.delayed(key, limit=MOST_TOLD) if info.later else []
-    calls = admin.calls(key, limit=MOST_TOLD) if info.identities else []
+    delayed = admin.delayed(key, limit=MOST_SHOWN) if info.later else []
+    calls = admin.calls(key, limit=MOST_SHOWN) if info.identities else []
     actions = admin.actions(key)
     if as_json:
         more = {
@@ -191,7 +193,7 @@ def _described(info: KeyState, now: float) -> list[tuple[str, str]]:
     is_shut = info.state == "resting" and info.mode == "alone"
     rest = max(info.rest, info.remaining if is_shut else 0.0)
     if rest > 0:
-        facts.append(("rests", f"{duration(rest)} more, in which nobody is let in"))
+        facts.append(("rests", f"{duration(rest)} more, without new grants"))
     for starts in info.starts:
         counted = f"{starts.begun} of {starts.limit} starts in the last {duration(starts.per)}"
         facts.append(("rate", counted))
@@ -206,14 +208,14 @@ def _described(info: KeyState, now: float) -> list[tuple[str, str]]:
     if info.later:
         facts.append(("later", f"{info.later}, the first in {duration(info.due)}"))
     if info.identities:
-        facts.append(("calls", f"{info.identities} known by an identity"))
+        facts.append(("calls", f"{info.identities} with an identity"))
     return facts
 
 
 def in_use(info: KeyState) -> str:
-    """Return how many units of a key are in use, in words."""
+    """Return the units of a key in use, in words."""
     if info.most is None:
-        used = f"{info.units} units are in use, of any number"
+        used = f"{info.units} units are in use, without a limit"
     else:
         used = f"{info.units} of {info.most} units are in use"
     known = sum(hold.units for hold in info.holds)
@@ -235,32 +237,32 @@ def _lease(remaining: float) -> str:
 
 _STATES = {
     "held": "held",
-    "waking": "kept for a parked task that is on its way",
-    "waiting": "kept for a parked task that waits for another key",
-    "resting": "at rest: nobody has it, and what was held stays taken for a while",
+    "waking": "reserved for a parked task that is in flight",
+    "waiting": "reserved for a parked task that waits for another key",
+    "resting": "resting: it has no holder, and its units stay in use for a while",
     "free": "free",
 }
 
 
 @command("queue")
 @key_argument
-@click.option("--first", type=PLACE, default=0, help="From this place on.")
+@click.option("--first", type=PLACE, default=0, help="The first position to show.")
 @click.option("--limit", type=COUNT, default=100, show_default=True)
 @json_option
 def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> None:
     """
-    Show who waits for KEY, in order.
+    Show the waiters of KEY, in order.
 
-    Parked tasks wait, and processes that block. Without a place are those whose turn has come and
-    who are on their way, and, at the end, calls that join the queue later: WAITS says in how long.
-    The exit status is 1 if nobody waits.
+    Waiters are parked tasks and blocked processes. Two kinds have no place: woken tasks, which are
+    in flight to the key, come first; delayed calls, which join the queue later, come last, and
+    WAITS shows in how long. The exit status is 1 if there are no waiters.
     """
     admin = admin_of(obj, Ability.LIST)
     waiters, now = admin.queue(key, first=first, limit=limit), time.time()
     if as_json:
         write_json({"key": key, "waiters": [waiter_record(waiter) for waiter in waiters]})
     elif not waiters:
-        obj.echo(f"Nobody waits for {printable(key)} at {admin.where}.")
+        obj.echo(f"{printable(key)} has no waiters at {admin.where}.")
     else:
         Screen(obj).table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in waiters))
     if not waiters:
@@ -276,7 +278,7 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
     callback=_not_empty,
     default=None,
     metavar="PID|TASK_ID|OWNER|TOKEN",
-    help="Of several who hold it, who is to lose it; of one, only if it is this one.",
+    help="Release this one of several holders; a single holder only if it is this one.",
 )
 @reason_option
 @force_option
@@ -285,14 +287,14 @@ def release_(
     obj: CLIContext, key: str, holder: str | None, *, reason: str, force: bool, as_json: bool
 ) -> None:
     """
-    Take KEY from its holder, and give it to the next in its queue.
+    Take KEY from its holder, and hand it to the next waiter.
 
-    The holder is not asked, and notices when it renews its lease, within a third of it. Until then
-    two may run. Release what is stuck, not what is slow. If several hold it, say by --holder which
-    of them is to lose it: its process (4711, or host:4711), its task's id, or its owner, as in
-    show --json; --force takes it from all that are meant, without --holder from all.
+    The holder is not asked. It notices when it renews its lease, within a third of it. Until then
+    two tasks may run. Release what is stuck, not what is slow. If KEY has several holders, select
+    one with --holder: its process (4711, or host:4711), its task id, or its owner, as in
+    show --json. --force releases all holders that match, or all holders without --holder.
 
-    The exit status is 1 if the key is free, or has got another holder since you were asked.
+    The exit status is 1 if the key is free, or has changed hands since you were asked.
     """
     admin, now = admin_of(obj), time.time()
     before = admin.show(key)
@@ -323,8 +325,9 @@ def _held_by(info: KeyState, hold: HoldInfo, now: float) -> str:
     others = len(info.holds) - 1
     of = f" The {others} other{'s' if others > 1 else ''} keep what they have." if others else ""
     runs = "more units may be in use than there are" if info.mode == "shared" else "two may run"
+    holder = f"is held by {_named(hold.who)}" if str(hold.who) else "rests"
     return (
-        f"{printable(info.key)} is held by {_named(hold.who)}{held_for}.{of}"
+        f"{printable(info.key)} {holder}{held_for}.{of}"
         f" Until it notices, within a third of its lease, {runs} under this key."
     )
 
@@ -341,7 +344,7 @@ def _outcome(done: Released) -> str:
 
 
 def _named(holder: Holder) -> str:
-    return printable(str(holder) or "nobody, for it rests")
+    return printable(str(holder) or "no holder: it rested")
 
 
 def _having(info: KeyState) -> str:
@@ -358,11 +361,11 @@ def _having(info: KeyState) -> str:
 @json_option
 def wake_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
     """
-    Send on what waits for KEY and should be on its way.
+    Send the tasks at KEY that should be in flight.
 
-    That is the next in the queue if the key is free, and tasks that were woken and have not come:
-    for a broker that has lost its messages. It does no harm: a task that comes twice is recognised.
-    The exit status is 1 if there was nothing to send.
+    Use this if the broker has lost messages. It sends the next task in the queue if the key is
+    free, and tasks that were woken and have not arrived. It does no harm: a second delivery is
+    recognised. The exit status is 1 if there was nothing to send.
     """
     admin = admin_of(obj, Ability.QUEUE)
     sent = admin.wake(key, reason=reason)
@@ -370,7 +373,7 @@ def wake_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
     if as_json:
         write_json({"key": key, "sent": sent})
     else:
-        obj.echo(f"{sent} sent on." if sent else f"Nothing at {printable(key)} is to be sent.")
+        obj.echo(f"{sent} sent." if sent else f"Nothing to send at {printable(key)}.")
     if not sent:
         if not (as_json or admin.show(key).is_in_use):
             suggest(obj, admin, key)
@@ -379,8 +382,10 @@ def wake_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
 
 @command("drop")
 @click.argument("task_id", required=False)
-@click.option("--key", callback=_not_empty, shell_complete=complete_key, help="Where it is parked.")
-@click.option("--all", "all_", is_flag=True, help="All that wait for --key, or come later.")
+@click.option(
+    "--key", callback=_not_empty, shell_complete=complete_key, help="The key of its queue."
+)
+@click.option("--all", "all_", is_flag=True, help="All tasks and delayed calls of --key.")
 @reason_option
 @force_option
 @json_option
@@ -395,20 +400,20 @@ def drop_(
     as_json: bool,
 ) -> None:
     """
-    Take a parked task out of its queue for good.
+    Remove a parked task from its queue for good.
 
-    Or a call that would join it later; or, with --all, all of KEY's. What was called like it is no
-    second call any more.
+    TASK_ID may also be a delayed call that has not joined the queue yet. --all removes all tasks
+    and delayed calls of --key. Later calls with the same identity are no longer duplicates.
 
-    Its state is REVOKED then. A chord that waits for it fails. A task that runs already is not
-    touched: use `celery control revoke` for that. Without --key all queues are searched. One that
-    is no locked task of this app is dropped with --force only: a chord that waits for it is not
-    told. The exit status is 1 if it is not parked.
+    The state of the task becomes REVOKED. A chord that waits for it fails. A running task is not
+    affected: use `celery control revoke` for that. Without --key, all queues are searched. A task
+    that is not a locked task of this app is dropped with --force only, and a chord that waits for
+    it is not notified. The exit status is 1 if the task is not parked.
     """
     if all_ != (task_id is None):
-        raise click.UsageError("say which task is to be dropped, or --all and its --key")
+        raise click.UsageError("give the id of a task, or --all and --key")
     if all_ and key is None:
-        raise click.UsageError("--all needs a --key: the tasks of one key are dropped")
+        raise click.UsageError("--all needs --key: it drops the tasks of one key")
     admin = admin_of(obj, Ability.QUEUE)
     if not force:
         _ask_to_drop(admin, task_id, key)
@@ -422,9 +427,9 @@ def drop_(
         obj.echo(f"{name} was taken out of the queue of {printable(each.key)}.")
     if not dropped:
         if not as_json:
-            who = "Nothing" if task_id is None else printable(task_id)
+            subject = "Nothing" if task_id is None else printable(task_id)
             verb = "waits" if task_id is None else "is not parked"
-            obj.echo(f"{who} {verb}{f' at {printable(key)}' if key else ''}.")
+            obj.echo(f"{subject} {verb}{f' at {printable(key)}' if key else ''}.")
             if key and not admin.show(key).is_in_use:
                 suggest(obj, admin, key)
         click.get_current_context().exit(1)
@@ -434,7 +439,7 @@ def _ask_to_drop(admin: Admin, task_id: str | None, key: str | None) -> None:
     if task_id is None:
         assert key is not None
         info = admin.show(key)
-        counts = f"{info.waiting} waiting, {info.woken} on their way, {info.later} later"
+        counts = f"{info.waiting} waiting, {info.woken} in flight, {info.later} later"
         if info.waiting or info.woken or info.later:
             _ask(f"{printable(key)} has {counts}. None of these tasks will run.\nDrop them?")
         return
@@ -455,11 +460,13 @@ def _dropped(
         raise
     except Exception as error:
         raise CommandError(
-            f"{task_id or 'one of them'} will not run, but its result backend was not told: {error}"
+            f"{task_id or 'one of them'} will not run, but its result backend failed: {error}"
         ) from error
 
 
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise CommandError("this asks first, and there is no terminal to ask at: say --force")
+        raise CommandError(
+            "this needs a confirmation, and there is no terminal to ask at: use --force"
+        )
     click.confirm(question, abort=True, err=True)

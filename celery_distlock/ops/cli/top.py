@@ -29,7 +29,7 @@ from .single import admin_of
 __all__ = ["top_"]
 
 FRAME = 5  # lines around the rows
-GLANCE = 100  # keys between two looks whether somebody has pressed a key
+GLANCE = 100  # locks that are read between two checks of the keyboard
 
 
 @command("top")
@@ -39,14 +39,14 @@ GLANCE = 100  # keys between two looks whether somebody has pressed a key
     default="2s",
     show_default=True,
     metavar="TIME",
-    help="Between two looks: 0.5s, 10s, 1m.",
+    help="The time between two updates: 0.5s, 10s, 1m.",
 )
 @click.option("--sort", type=click.Choice(list(SORTERS)), default="waiting", show_default=True)
 def top_(obj: CLIContext, interval: float, sort: str) -> None:
     """
     Watch the keys with the longest queues; q or Ctrl-C ends it.
 
-    Where there is no terminal, or a dumb one, they are printed once.
+    Without a terminal, or in a dumb one, they are printed once.
     """
     admin, screen = admin_of(obj, Ability.LIST), Screen(obj)
     where = Runtime.of(obj.app).store.identity.replace("#", ", prefix ", 1)
@@ -77,7 +77,7 @@ def _watch(
 
 @dataclass
 class View:
-    """What one look has found: the first rows, and how many there are in all."""
+    """The result of one look at the store: the first rows, and the totals over all keys."""
 
     rows: list[KeyState] = field(default_factory=list)
     held: int = 0
@@ -94,7 +94,7 @@ class View:
     @property
     def totals(self) -> str:
         later = f", {self.later} later" if self.later else ""
-        return f"{self.held} held, {self.waiting} waiting, {self.woken} on their way{later}"
+        return f"{self.held} held, {self.waiting} waiting, {self.woken} in flight{later}"
 
     def cells(self) -> list[list[str]]:
         now = time.time()
@@ -126,14 +126,14 @@ def _frame(view: View, where: str, trouble: str, width: int) -> Group:
 
 
 class Keyboard:
-    """What somebody types; nothing, where it cannot be read key by key."""
+    """Reads single key presses; without a file descriptor, it reads none."""
 
     def __init__(self, source: int | None) -> None:
         self._source = source  # a file descriptor
         self._quits = False
 
     def quits(self, timeout: float) -> bool:
-        """Wait for up to *timeout* seconds; return whether a q was pressed, now or before."""
+        """Wait up to *timeout* seconds; return whether q has been pressed by then."""
         until = time.monotonic() + timeout
         while not self._quits:
             left = max(0.0, until - time.monotonic())
@@ -148,11 +148,11 @@ class Keyboard:
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[Keyboard]:
-    """Read keys as they are pressed; the terminal is as before afterwards."""
+    """Read keys as they are pressed, and restore the terminal afterwards."""
     if not sys.stdin.isatty():
         yield Keyboard(None)
         return
-    import termios  # not on every platform that Celery's other commands run on
+    import termios  # does not exist on every platform
     import tty
 
     source = sys.stdin.fileno()

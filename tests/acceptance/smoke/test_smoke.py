@@ -76,7 +76,7 @@ def test_the_shop_does_with_containers_what_its_file_says():
         order = '[100001, "RING-L", 1]'
         in_worker("celery", "-A", "shop", "call", "shop.reserve", "--args", order)
         wait_until(lambda: in_worker("python", "-c", DECIDED) == "100001", timeout=60.0)
-        assert "gave a lock" in in_worker(
+        assert "granted and released a lock" in in_worker(
             "celery", "-A", "shop", "locks", "doctor", "--allow-doubts"
         )
         sold = shop.compose("run", "--rm", "-T", "demo", "python", "demo.py", "--orders", "400")

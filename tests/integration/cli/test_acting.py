@@ -235,7 +235,7 @@ def test_what_the_broker_has_lost_is_woken(abandoned, worker, monkeypatch):
 
     done = run_here(module.app, "wake", key)
 
-    assert (done.exit_code, done.output) == (0, "1 sent on.\n")
+    assert (done.exit_code, done.output) == (0, "1 sent.\n")
     assert result.get(timeout=60) == 0
 
 

@@ -74,7 +74,7 @@ def test_calls_that_others_join_are_shown_with_where_they_are(site, locks, key):
     assert shown["identities"] == 1
     assert (call["task_id"], call["where"]) == (first.id, "waiting")
     assert call["identity"].startswith("work_once_finished:")
-    assert "calls\t1 known by an identity" in text
+    assert "calls\t1 with an identity" in text
     assert f"\t{first.id}\twaiting" in text
     first.get(timeout=60)
 
@@ -128,7 +128,7 @@ def test_to_drop_all_is_asked_with_how_many_there_are(site, terminal, key, later
     screen = terminal("drop", "--all", "--key", key)
     screen.wait("Drop them? [y/N]:")
 
-    assert f"{key} has 0 waiting, 0 on their way, 1 later." in screen.text
+    assert f"{key} has 0 waiting, 0 in flight, 1 later." in screen.text
     screen.type("n\n")
     assert screen.status() == 1
     assert site.store.inspect(key).later == 1
@@ -137,9 +137,9 @@ def test_to_drop_all_is_asked_with_how_many_there_are(site, terminal, key, later
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "which task is to be dropped, or --all"),
-        (["--all"], "--all needs a --key"),
-        (["an-id", "--all", "--key", "k"], "which task is to be dropped, or --all"),
+        ([], "give the id of a task, or --all and --key"),
+        (["--all"], "--all needs --key"),
+        (["an-id", "--all", "--key", "k"], "give the id of a task, or --all and --key"),
     ],
 )
 def test_what_is_to_be_dropped_has_to_be_said(locks, words, told):

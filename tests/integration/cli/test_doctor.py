@@ -65,7 +65,7 @@ def test_a_good_server_is_fine(examine, private_server):
         *("locks", "server", "memory", "persistence", "replicas", "clock"),
         *("publish", "latency", "tasks", "parked", "ticker"),
     } == set(found)
-    assert found["ticker"]["found"] == "no worker runs to look after 0 keys that become due"
+    assert found["ticker"]["found"] == "no worker is the ticker; 0 scheduled keys"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_keys_that_are_due_and_that_nobody_looks_after_are_a_doubt(
         status, found = examine(server.url)
         assert (status, found["ticker"]["verdict"]) == (1, "doubt")
         assert re.fullmatch(
-            r"nobody looks after 1 key that becomes due, the first of them 6\d s ago",
+            r"no worker is the ticker; 1 scheduled key, the first of them due 6\d s ago",
             found["ticker"]["found"],
         )
         assert "start a worker" in found["ticker"]["cure"]
@@ -291,7 +291,7 @@ def test_keys_that_are_due_and_that_nobody_looks_after_are_a_doubt(
             store.timetable.claim_due("one@here", inbox, 60.0)
             found = examine(server.url)[1]
     assert found["ticker"]["verdict"] == "ok"
-    assert found["ticker"]["found"] == "one@here looks after 1 key that becomes due"
+    assert found["ticker"]["found"] == "one@here is the ticker; 1 scheduled key"
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_a_task_that_runs_without_its_lock_is_a_doubt(examine, private_server, f
     status, found = examine(private_server(options=PERSISTENT).url)
 
     assert (status, found["tasks"]["verdict"]) == (1, "doubt")
-    assert found["tasks"]["found"].startswith(f"{forgotten}: lock options, but no LockedTask")
+    assert found["tasks"]["found"].startswith(f"{forgotten}: lock options, but not a LockedTask")
     assert "base=LockedTask" in found["tasks"]["cure"]
 
 
@@ -387,7 +387,7 @@ def test_a_table_has_a_line_for_each_finding(locks):
     head, *lines = done.stdout.splitlines()
     assert head == "VERDICT\tSUBJECT\tFOUND\tCURE"
     assert all(len(line.split("\t")) == 4 for line in lines)
-    assert any("of 3 looks" in line for line in lines)
+    assert any("of 3 requests" in line for line in lines)
     assert done.returncode == 1  # the tests' server persists nothing
 
 
@@ -441,7 +441,7 @@ def test_what_is_parked_and_not_sent_is_counted_with_the_reasons(
         "accept_content does not have its content type": "doubt",
         "this process knows no such queue": "ok",
     }
-    assert any(found.startswith("2 of 6 are left to others") for found in told)
+    assert any(found.startswith("2 of 6 are left to other workers") for found in told)
 
 
 def test_the_doctor_leaves_off_what_takes_long(examine, private_server, bare_site, monkeypatch):
@@ -453,8 +453,10 @@ def test_the_doctor_leaves_off_what_takes_long(examine, private_server, bare_sit
     status, found = examine(server.url)
 
     assert status == 0
-    assert found["latency"]["found"].endswith("of 1 looks")
-    assert re.fullmatch(r"\d+ were looked at, and there may be more: .*", found["keys"]["found"])
+    assert found["latency"]["found"].endswith("of 1 requests")
+    assert re.fullmatch(
+        r"\d+ were examined within the time limit; there may be more", found["keys"]["found"]
+    )
 
 
 def test_the_doctor_leaves_off_among_records_of_others(examine, private_server, ask, monkeypatch):
@@ -464,7 +466,7 @@ def test_the_doctor_leaves_off_among_records_of_others(examine, private_server, 
 
     _, found = examine(server.url)
 
-    assert found["keys"]["found"].startswith("0 were looked at")
+    assert found["keys"]["found"].startswith("0 were examined")
 
 
 def test_the_doctor_looks_at_a_sample_of_what_is_parked_only(
@@ -481,4 +483,4 @@ def test_the_doctor_looks_at_a_sample_of_what_is_parked_only(
 
     _, found = examine(server.url)
 
-    assert found["parked"]["found"] == "200 tasks that were looked at would be sent"
+    assert found["parked"]["found"] == "200 tasks that were examined would be sent"

@@ -126,11 +126,11 @@ def test_what_stays_taken_though_nobody_has_it_is_shown_as_such(bare_site, invok
     assert shown(invoke, key)["state"] == "resting"
     told = invoke("show", key)
     assert told.exit_code == 0
-    assert "state\tat rest: nobody has it" in told.stdout
+    assert "state\tresting: it has no holder" in told.stdout
     assert ("rests\t" in told.stdout) == (want == ALONE)
     assert "unless it is renewed" not in told.stdout
     done = invoke("release", key, "--force")
-    assert done.stdout == f"{key} was taken from nobody, for it rests. It is free now.\n"
+    assert done.stdout == f"{key} was taken from no holder: it rested. It is free now.\n"
 
 
 def test_a_task_of_several_is_found_by_its_name(bare_site, invoke, key, three):
@@ -174,7 +174,7 @@ def test_nobody_enters_above_a_limit_and_nobody_is_thrown_out(bare_site, invoke,
 def test_a_key_is_taken_only_so_often_while_an_operator_says_so(bare_site, invoke, key):
     done = invoke("limit", key, "--rate", "2/h", "--rate", "1/10m", "--for", "1d", "--idle")
 
-    assert done.stdout == f"{key} is taken 1/10m and 2/h at most for 1d00h.\n"
+    assert done.stdout == f"{key} is limited to 1/10m and 2/h for 1d00h.\n"
     with taken(bare_site, key, "one", ALONE):
         pass
     late = bare_site.store.acquire(AcquireRequest(key, new_owner("t[x]"), 60.0))
@@ -189,7 +189,7 @@ def test_a_key_is_taken_only_so_often_while_an_operator_says_so(bare_site, invok
     (row,) = rows(invoke("list", key, "--limited").stdout)
     assert row["NOTES"].startswith("limit 1/10m 2/h")
     assert invoke("resume", key).stdout.startswith(
-        f"{key} has no limit any more (it had: 1/10m, 2/h"
+        f"{key} no longer has a limit (it was: 1/10m, 2/h"
     )
     with taken(bare_site, key, "two", ALONE):
         pass
@@ -199,7 +199,7 @@ def test_units_and_rates_are_limited_by_one_command(bare_site, invoke, key, thre
     done = invoke("limit", key, "3", "--rate", "100/m")
 
     assert done.stdout.startswith(
-        f"At most 3 of {key} may be in use, and it is taken 100/m at most. 4 of 3 units"
+        f"At most 3 of {key} may be in use, and it is limited to 100/m. 4 of 3 units"
     )
     (row,) = rows(invoke("list", key).stdout)
     assert row["NOTES"] == "limit 3 100/m"
@@ -214,7 +214,7 @@ def test_units_and_rates_are_limited_by_one_command(bare_site, invoke, key, thre
         (["--rate", "0/s"], "limit is a whole number from 1"),
         (["--rate", "1/s", "--rate", "2/s"], "two limits for one time"),
         (["--rate", "1/s", "--clear"], "takes no N, --rate or --for"),
-        ([], "say how many, or how often"),
+        ([], "give N, --rate or --clear"),
     ],
 )
 def test_a_limit_that_is_none_is_refused(invoke, key, words, said):
@@ -252,9 +252,9 @@ def test_a_paused_key_that_nobody_holds_is_listed_until_it_is_resumed(invoke, ke
 
     (row,) = rows(invoke("list", key).stdout)
     assert (row["HOLDER"], row["HELD"], row["NOTES"]) == ("-", "-", "paused")
-    assert "limit\tpaused: nobody is let in, by " in invoke("show", key).stdout
+    assert "limit\tpaused: no new grants, by " in invoke("show", key).stdout
     done = invoke("resume", key)
-    assert (done.exit_code, done.stdout.startswith(f"{key} has no limit any more (it had:")) == (
+    assert (done.exit_code, done.stdout.startswith(f"{key} no longer has a limit (it was:")) == (
         0,
         True,
     )
@@ -299,7 +299,7 @@ def test_tasks_of_a_paused_key_wait_and_run_when_it_is_resumed(site, locks, key,
 
     done = locks(*words, key)
 
-    assert (done.returncode, "has no limit any more (it had: paused" in done.stdout) == (0, True)
+    assert (done.returncode, "no longer has a limit (it was: paused" in done.stdout) == (0, True)
     assert parked.get(timeout=60) == 0
 
 
@@ -327,7 +327,7 @@ def test_whose_task_runs_goes_on_while_the_key_is_paused(site, locks, key):
 
     done = locks("pause", key)
 
-    assert "has it alone, and goes on." in done.stdout
+    assert "holds it exclusively and keeps it." in done.stdout
     site.journal.open(key)
     assert running.get(timeout=60) == 0
 

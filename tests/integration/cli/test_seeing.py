@@ -100,7 +100,7 @@ def test_an_empty_list_says_so_beside_the_output(locks, key):
     done = locks("list", key)
 
     assert (done.returncode, done.stdout) == (0, "")
-    assert "There is no such key at redis://" in done.stderr
+    assert "No matching key is held or waited for at redis://" in done.stderr
     assert ", prefix 'test-" in done.stderr
 
 
@@ -125,7 +125,7 @@ def test_a_key_that_is_kept_for_a_task_names_the_one_that_the_task_waits_for(
         (record,) = map(json.loads, invoke("show", key, "--json").stdout.splitlines())
         store.parking.cancel(key, "run")
 
-    assert "kept for a parked task that waits for another key" in text
+    assert "reserved for a parked task that waits for another key" in text
     assert re.search(rf"^waits for\s+{other}, held by thread MainThread on ", text, re.MULTILINE)
     (kept,) = record["holders"]
     assert (kept["task_id"], kept["waits_for"]["key"]) == ("run", other)
@@ -441,7 +441,7 @@ def test_a_limit_has_to_be_said(invoke, words):
     done = invoke(*words)
 
     assert done.exit_code == 2
-    assert "say how many, or how often: limit KEY N, limit KEY --rate 10/s; or" in done.stderr
+    assert "give N, --rate or --clear: limit KEY N, limit KEY --rate 10/s, limit" in done.stderr
 
 
 @pytest.mark.parametrize("more", [["2"], ["--for", "1h"], ["--rate", "1/s"]], ids=" ".join)
@@ -465,7 +465,7 @@ def test_an_empty_key_is_a_usage_error(invoke, word):
     done = invoke(word, "")
 
     assert done.exit_code == 2
-    assert "no key is empty" in done.stderr
+    assert "key must not be empty" in done.stderr
 
 
 @pytest.mark.parametrize("word", ["show", "limit", "pause", "resume", "release"])

@@ -216,7 +216,7 @@ def test_top_is_refreshed_until_somebody_types_q(bare_site, terminal, key):
     with bare_site.held(f"{key}-1"):
         screen = terminal("top", "--interval", "0.2s")
         screen.wait(f"{key}-1")
-        assert "1 held, 0 waiting, 0 on their way" in screen.text
+        assert "1 held, 0 waiting, 0 in flight" in screen.text
         with bare_site.held(f"{key}-2"):
             screen.wait(f"{key}-2")
 
@@ -266,6 +266,6 @@ def test_top_is_printed_once_where_there_is_no_terminal(bare_site, locks, key):
 
     first, head, *rows = done.stdout.splitlines()
     assert done.returncode == 0
-    assert first.endswith("1 held, 0 waiting, 0 on their way")
+    assert first.endswith("1 held, 0 waiting, 0 in flight")
     assert head.startswith("KEY\t")
     assert [row.split("\t")[0] for row in rows] == [key]
