@@ -24,11 +24,14 @@ _NO_CODE = re.compile(r"(--[^\n]*|'[^'\n]*')")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 _FEW = 12  # functions that a script makes at once, before it checks whether it needs more
 _WHEN_CALLED = """local F
+local F_begin = function()
 F = setmetatable({often}, {{ __index = function(_, F_name)
 local F_made
 {choice}F[F_name] = F_made
 return F_made
 end }})
+end
+F_begin()
 """
 _VARIABLES = re.compile(r"\b(?:local|for) (?!function\b)([\w, ]+)|function[^(\n]*\(([^)]*)\)")
 _FIELD = re.compile(r"[{,]\s*(\w+) = ")
@@ -177,11 +180,6 @@ def _fields(functions: Sequence[_Part]) -> str:
     return "{\n" + "".join(f"{part.text.rstrip()},\n" for part in functions) + "}"
 
 
-def _together(functions: Sequence[_Part]) -> str:
-    """Return a call that makes *functions*, which share what the outer one has looked up."""
-    return f"(function()\nreturn {_fields(functions)}\nend)()"
-
-
 def _table(home: str, functions: Sequence[_Part]) -> _Part:
     names = tuple(name for part in functions for name in part.names)
     return _Part(f"local {home}\n{home} = {_fields(functions)}\n", frozenset(), names, True, home)
@@ -191,8 +189,8 @@ def _when_called(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
     """
     Yield all variables, then the functions, each made when it is called, then the statements.
 
-    The functions that most calls need are made together, by a function: a script's variable costs
-    less where the enclosing function already has it.
+    All of that is done by one function: to create a function costs less where the enclosing one
+    already has the variables of the script. Functions that most calls need are created at once.
 
     Raises:
         ValueError: A function needs what a later statement computes, or the header names a function
@@ -215,7 +213,7 @@ def _when_called(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
         if part.names[0] not in names:
             by_length.setdefault(len(part.names[0]), []).append(part)
     choice = _choice(sorted(by_length.items()))
-    text = _WHEN_CALLED.format(often=_together(often) if often else "{}", choice=choice)
+    text = _WHEN_CALLED.format(often=_fields(often), choice=choice)
     yield _Part(text, frozenset(), tuple(part.names[0] for part in functions), True, "F")
     yield from statements
 
