@@ -203,12 +203,12 @@ def _tagged(value: Any) -> Any:
 
 def _why_not(value: Any, error: Exception, instead: str) -> str:
     if not isinstance(error, _FormlessError):
-        return f"cannot be made of these arguments: {type(error).__name__}: {error}"
+        return f"cannot be made from these arguments: {type(error).__name__}: {error}"
     named = value.items() if isinstance(value, Mapping) else ()
     name = next((str(name) for name, each in named if _is_formless(each)), "")
     template = f"'order:{{{name or 'order'}.id}}'"
     return (
-        f"cannot stand for {f'{name}, ' if name else ''}an object of type {error}: name what"
+        f"cannot represent {f'{name}, ' if name else ''}an object of type {error}: name what"
         f" identifies it, as in"
         f" {instead.format(template)}"
     )

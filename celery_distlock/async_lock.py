@@ -69,11 +69,9 @@ class AsyncLock(KeyLock):
         prefix: As for :class:`~celery_distlock.Lock`.
         timeout: Seconds that ``async with`` waits for the holder at most; None waits for ever.
         on_lost: What happens to the task if it loses the lock while it holds it. ``"cancel"``: the
-            task
-            is cancelled, and the end of ``async with``, or :meth:`release`, turns that into
+            task is cancelled, and the end of ``async with``, or :meth:`release`, turns that into
             :exc:`~celery_distlock.errors.LockLostError`. ``"warn"``: the loss is logged and
-                signalled,
-            and the end raises the same error.
+            signalled, and the end raises the same error.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range; or gevent or eventlet
@@ -126,8 +124,7 @@ class AsyncLock(KeyLock):
 
         Args:
             timeout: Seconds to wait for the holder at most; None waits for ever, 0 not at all. A
-                server
-                that hangs is given up at most 16 seconds later.
+                server that hangs is given up at most 16 seconds later.
 
         Returns:
             Whether the lock is held now.
@@ -140,8 +137,7 @@ class AsyncLock(KeyLock):
             StoreUnavailableError: The store did not answer; the lock is not held.
             QuorumError: Too few of several servers have confirmed it; the lock is not held.
             asyncio.CancelledError: The lock is not held; what the store may have granted is
-                released in the
-                background.
+                released in the background.
         """
         return self._is_acquired(_this_task(), _patience(timeout))
 
@@ -154,8 +150,7 @@ class AsyncLock(KeyLock):
         Raises:
             LockNotOwnedError: This task does not hold the lock.
             LockLostError: This task held the lock and has lost it; another holder may have run
-                since. If
-                other code cancelled the task as well, that cancellation goes on instead.
+                since. If other code cancelled the task as well, that cancellation goes on instead.
         """
         return self._release(_this_task())
 

@@ -60,8 +60,7 @@ class LockConflictError(LockError):
         key: The key, as the task or the caller named it.
         holder: The name of the holder, or an empty string if the store does not know it.
         remaining: Seconds that the holder's lease had left at the time of the request; the holder
-            may
-            renew it.
+            may renew it.
         wait: Seconds until time alone admits this caller, by a rate or at the end of a rest, unless
             another comes first; None: the key must be released first, or the time is not known.
     """
@@ -105,7 +104,7 @@ class DuplicateTaskError(LockError):
         self.task_id = task_id
 
     def __str__(self) -> str:
-        return f"a task like it is there: {shown(self.task_id)}"
+        return f"an equal task is already pending: {shown(self.task_id)}"
 
 
 class LockKeyError(LockError, ValueError):
@@ -133,8 +132,7 @@ class LockLostError(LockError):
         token: The fencing token of the lost grant: a resource that compares tokens refuses writes
             made under it as soon as it has seen a later one.
         reason: How the loss was noticed; if an operator took the key: the operator, the time, and
-            the
-            reason given.
+            the reason given.
     """
 
     def __init__(self, key: str = "", token: int = 0, reason: str = "") -> None:

@@ -36,19 +36,16 @@ class Key:
         capacity: The number of units: 1 is exclusive; N allows N units at a time; None allows any
             number.
         weight: The number of units that this holder needs. More than the capacity counts as all of
-            it,
-            so that it runs without other holders.
+            it, so that it runs without other holders.
         shared: True means ``capacity=None``: concurrent with all other shared holders, never with
-            an
-            exclusive one, as readers are.
+            an exclusive one, as readers are.
         min_hold: Seconds from the grant for which the units stay taken, even if the task has ended.
-            Not
-            if its process dies.
+            Not if its process dies.
         cooldown: Seconds from the end of a successful task for which its units stay taken.
         rate: How often the key may be taken by all holders with a rate there: ``"100/m"``,
             ``"5/10s"``, a :class:`Rate`, or up to four of them, which must all allow it. A task
-                waits
-            for its rate as it waits for a holder. Needs `shared` or a `capacity`, which may be 1.
+            waits for its rate as it waits for a holder. Needs `shared` or a `capacity`, which may
+            be 1.
         cost: The number of starts that this one counts as.
 
     Raises:
@@ -71,7 +68,7 @@ class Key:
             object.__setattr__(self, "capacity", 1)
         given: Mapping[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         if not isinstance(given["template"], str) or not self.template:
-            raise ConfigurationError(f"Key() takes a text that is not empty, not {self.template!r}")
+            raise ConfigurationError(f"Key() takes a non-empty text, not {self.template!r}")
         object.__setattr__(self, "template", str.__str__(self.template))  # the value of an enum
         self._check_counts(given)
         if not isinstance(given["shared"], bool):
@@ -79,11 +76,11 @@ class Key:
         if self.shared and self.capacity != 1:
             raise ConfigurationError(
                 f"Key({self.template!r}): shared=True is for any number at once, and"
-                f" capacity={self.capacity!r} is another number; give one of them"
+                f" capacity={self.capacity!r} contradicts that; give one of them"
             )
         if self.weight != 1 and (self.shared or self.capacity in (None, 1)):
             raise ConfigurationError(
-                f"Key({self.template!r}): weight={self.weight} needs a capacity to be a part of, as"
+                f"Key({self.template!r}): weight={self.weight} needs a capacity, as"
                 f" in capacity={2 * self.weight}"
             )
         for name in ("min_hold", "cooldown"):
@@ -101,7 +98,7 @@ class Key:
             raise ConfigurationError(self._wrong(words, "cost"))
         if self.cost != 1 and not rates:
             raise ConfigurationError(
-                f"Key({self.template!r}): cost={self.cost} needs a rate to be a part of, as in"
+                f"Key({self.template!r}): cost={self.cost} needs a rate, as in"
                 f" rate='{10 * self.cost}/m'"
             )
         lowest = min(rates, key=lambda rate: rate.limit, default=None)

@@ -65,8 +65,7 @@ class KeyRule:
         signature: The signature of the task's function, without ``self``.
         validate: Converts a call's arguments to those that the function gets, if they differ.
         any_keywords: Whether a call may have keywords that are not parameters: a base of the task
-            takes
-            them away before the function is called. They are not part of a key.
+            takes them away before the function is called. They are not part of a key.
         rate: An additional limit on how often each of the keys may be taken.
         option: The task's option that *rule* is, for messages.
 
@@ -152,8 +151,7 @@ class KeyRule:
 
         Raises:
             TypeError: The arguments do not fit the task's signature; the message is Python's, with
-                the
-                task's name.
+                the task's name.
             LockKeyError: A key cannot be made from these arguments, or one text is asked for in two
                 ways.
         """

@@ -41,19 +41,17 @@ class Lock(KeyLock):
         key: Any text; or a :class:`~celery_distlock.Key`, which also has the amount to take. Its
             `cooldown` applies if the ``with`` block has ended without an error.
         capacity: As for :class:`~celery_distlock.Key`: the number of units; 1 is exclusive, None
-            allows
-            any number.
+            allows any number.
         weight: As for :class:`~celery_distlock.Key`: the number of units that this lock takes.
         shared: As for :class:`~celery_distlock.Key`: concurrent with any number of shared holders.
         rate: As for :class:`~celery_distlock.Key`: how often the key may be taken.
         lease: Seconds that the lock outlives this process's last sign of life. A longer lease
-            survives
-            longer pauses of the process; a shorter one admits others sooner after a crash.
+            survives longer pauses of the process; a shorter one admits others sooner after a crash.
         watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
         store: A URL, a store, or None for the current Celery app's. A URL that is an app's
             `distlock_url` means that app's store, and so its prefix. The store is looked up when
-                the
-            lock is acquired, and stays the same for as long as this object holds it in a thread.
+            the lock is acquired, and stays the same for as long as this object holds it in a
+            thread.
         prefix: What the names of the store's records begin with; only with a URL. Locks of two
             prefixes do not exclude each other.
         timeout: Seconds that ``with`` waits for the holder at most; None waits for ever.
@@ -70,8 +68,7 @@ class Lock(KeyLock):
         Args:
             blocking: False: do not wait.
             timeout: Seconds to wait for the holder at most; -1 waits for ever. A server that hangs
-                is
-                given up at most 15 seconds later.
+                is given up at most 15 seconds later.
 
         Returns:
             Whether the lock is held now.
@@ -81,11 +78,9 @@ class Lock(KeyLock):
             OverflowError: *timeout* is longer than `threading.TIMEOUT_MAX`.
             LockLostError: This thread held the lock already and has lost it.
             LockConflictError: Only without a limit to the wait: this thread shares the key and
-                wants it
-                exclusive, and so does another holder; each would wait for the other.
+                wants it exclusive, and so does another holder; each would wait for the other.
             LockError: In a coroutine, without a limit to the wait: another task of the same event
-                loop
-                holds the lock, and would never release it.
+                loop holds the lock, and would never release it.
             StoreUnavailableError: The store did not answer; the lock is not held.
             QuorumError: Too few of several servers have confirmed it; the lock is not held.
         """

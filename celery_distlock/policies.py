@@ -66,10 +66,8 @@ class Resend:
     Attributes:
         delay: Seconds until then.
         within: The least and the most seconds, between which the store may choose the time when the
-            key
-            is likely to be free. The least applies if the holder has had the key for longer than
-                usual.
-            A store that cannot estimate this uses *delay*.
+            key is likely to be free. The least applies if the holder has had the key for longer
+            than usual. A store that cannot estimate this uses *delay*.
     """
 
     delay: float
@@ -129,15 +127,12 @@ class Retry(Policy):
 
     Args:
         delay: Seconds before the first new attempt by fixed delays. If the store estimates the
-            turn,
-            and the holder takes longer than usual, the task comes again after a twentieth of it,
-            doubled each time up to all of it, or after three quarters of the holder's time so far,
-                if
-            that is more.
+            turn, and the holder takes longer than usual, the task comes again after a twentieth of
+            it, doubled each time up to all of it, or after three quarters of the holder's time so
+            far, if that is more.
         factor: What each further fixed delay is multiplied by.
         max_delay: Seconds that no delay exceeds. Keep it well below the broker's visibility
-            timeout:
-            Redis delivers a message a second time if it waits longer.
+            timeout: Redis delivers a message a second time if it waits longer.
         jitter: Choose each fixed delay at random between half and all of it, so that tasks that
             collided do not meet again.
         turns: False: always use fixed delays.

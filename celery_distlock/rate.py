@@ -31,12 +31,10 @@ class Rate:
         limit: The number of starts.
         per: Seconds.
         burst: The number of starts that are allowed at once after a pause. With 1, starts are
-            evenly
-            spaced, except that up to 25 ms of a worker's delay is made up for. The spacing is up to
-                3 %
-            longer than *per* / *limit*, but at most 30 ms over all of *per*: otherwise one late
-                start
-            would delay others again and again, each time that it leaves the interval.
+            evenly spaced, except that up to 25 ms of a worker's delay is made up for. The spacing
+            is up to 3 % longer than *per* / *limit*, but at most 30 ms over all of *per*: otherwise
+            one late start would delay others again and again, each time that it leaves the
+            interval.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range.

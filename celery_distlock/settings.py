@@ -72,23 +72,20 @@ class Settings:
 
     Attributes:
         url: Where the locks are. None: at the broker, or else at the result backend, if that is a
-            Redis
-            or its sentinels.
+            Redis or its sentinels.
         prefix: What the names of all lock records begin with. Projects that share a server need
             different ones.
         enabled: False: every task runs without its lock.
         replicas: The number of replicas that must confirm a grant, a renewal and a parked task; up
-            to
-            100.
+            to 100.
         sweep_interval: Seconds between sweeps for what a crash has left in the queues. A shorter
             interval finds it sooner; only one of all workers sweeps in each interval.
         start_without_store: True: a worker starts even if the store rejects it, as for a wrong
             password. A store that does not answer never keeps a worker from starting.
         warn_held: Seconds after which a worker warns that a task still holds its keys. None: never.
         secret: Signs parked messages; only signed ones are then sent or executed. All processes
-            that
-            park tasks or release locks need the same secret. A list during rotation: the first one
-            signs, all are accepted, and with a None at its end unsigned messages are, too.
+            that park tasks or release locks need the same secret. A list during rotation: the first
+            one signs, all are accepted, and with a None at its end unsigned messages are, too.
     """
 
     key: Any = DEFAULT_TEMPLATE

@@ -78,9 +78,8 @@ class LockedTask(Sending):
 
     Options:
         lock_key: A template over the task's parameters, or a :class:`~celery_distlock.Key`, which
-            also
-            limits how many may hold it at once; or a list of these: all are taken, or none; or a
-            callable with the task's own parameters that returns a key, a list of keys, or None to
+            also limits how many may hold it at once; or a list of these: all are taken, or none; or
+            a callable with the task's own parameters that returns a key, a list of keys, or None to
             run unlocked.
         lock_on_conflict: ``"requeue"``, ``"retry"``, ``"wait"``, ``"skip"``, ``"fail"``, or an
             object of :mod:`celery_distlock.policies`.
@@ -92,24 +91,21 @@ class LockedTask(Sending):
         lock_on_lost: ``"abort"`` raises :exc:`~celery_distlock.errors.LockLostError` inside a task
             whose lock is lost; ``"requeue"`` does the same, and then puts the task at the end of
             its key's queue; ``"warn"`` only logs and signals. An aborted execution has not
-                completed:
-            a second delivery of it that waits is executed.
+            completed: a second delivery of it that waits is executed.
         lock_on_failure: ``"release"``, or ``"requeue"``: a failed task goes back to the end of its
             key's queue.
         lock_max_requeues: How often a task that lost its lock, or failed, may go back there; each
             attempt of ``self.retry()`` as often.
         lock_on_outage: What to do if the lock store does not answer: ``"retry"`` later, ``"fail"``,
-            or
-            ``"run"`` unlocked.
+            or ``"run"`` unlocked.
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.
         lock_via: ``"broker"``; or ``"store"``: a call joins its key's queue when it is sent, and
-            goes
-            to the broker when it may start. To set it for one call: ``apply_async(args,
+            goes to the broker when it may start. To set it for one call: ``apply_async(args,
             lock_via=...)``.
-        lock_unique: How long a call counts as a duplicate of an equal one: ``"started"``,
-            ``"finished"``, seconds, or a :class:`~celery_distlock.unique.Unique`; None: never.
-            Such calls go through the store. ``apply_async(args, lock_unique=None)`` sends one
-                anyway.
+        lock_unique: Until when further equal calls are duplicates, which are not sent:
+            ``"started"``, ``"finished"``, seconds, or a :class:`~celery_distlock.unique.Unique`;
+            None: there are no duplicates. Such calls go through the store. ``apply_async(args,
+            lock_unique=None)`` sends one anyway.
 
     Raises:
         ConfigurationError: An option is unknown or wrong; when the task is declared.

@@ -48,30 +48,22 @@ class Unique:
 
     Args:
         until: ``"started"``: the pending call waits; one that comes while it runs is a new one. So
-            at
-            most one runs and one waits, and no change is lost. ``"finished"``: it waits or runs,
-                with
-            its retries. A number: it was sent within that many seconds, whatever its state; or it
-                still
-            waits.
+            at most one runs and one waits, and no change is lost. ``"finished"``: it waits or runs,
+            with its retries. A number: it was sent within that many seconds, whatever its state; or
+            it still waits.
         duplicate: ``"join"``: the caller gets the result of the pending call. ``"update"``: as
             ``"join"``, and a pending call that waits gets this call's arguments, headers, expiry
-                and
-            delay, and keeps its id and its position; if it is already dispatched, or has been, this
-            call is sent. A call that comes while it runs is judged by `until`.
-            ``"raise"``: :exc:`~celery_distlock.errors.DuplicateTaskError`.
+            and delay, and keeps its id and its position; if it is already dispatched, or has been,
+            this call is sent. A call that comes while it runs is judged by `until`. ``"raise"``:
+            :exc:`~celery_distlock.errors.DuplicateTaskError`.
         by: What makes the task's calls for one key equal: a template over its parameters. None: all
-            of
-            them if `duplicate` is ``"update"``, else those with equal arguments.
+            of them if `duplicate` is ``"update"``, else those with equal arguments.
         result: The result of a message that turns out to be a duplicate only in a worker, because
-            the
-            task's own code did not send it (``send_task``, a beat without it, another language). If
-                it
-            is not given, the message's state is ``REVOKED``. If `duplicate` is ``"update"``, such a
-            message is executed.
+            the task's own code did not send it (``send_task``, a beat without it, another
+            language). If it is not given, the message's state is ``REVOKED``. If `duplicate` is
+            ``"update"``, such a message is executed.
         on_outage: What to do if the store does not answer a call: ``"send"`` it by the broker,
-            without
-            this rule; or ``"raise"`` :exc:`~celery_distlock.errors.StoreUnavailableError`.
+            without this rule; or ``"raise"`` :exc:`~celery_distlock.errors.StoreUnavailableError`.
 
     Raises:
         ConfigurationError: An argument is something else.
@@ -166,8 +158,7 @@ class Throttle:
     Args:
         period: Seconds.
         trailing: False: a call that comes within *period* of an equal one, or while that waits, is
-            a
-            duplicate: its caller gets the result of the other one, and nothing starts later.
+            a duplicate: its caller gets the result of the other one, and nothing starts later.
 
     Raises:
         ConfigurationError: An argument is something else.

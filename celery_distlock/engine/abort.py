@@ -41,10 +41,10 @@ __all__ = ["Guard"]
 
 T = TypeVar("T")
 
-# seconds until an exception that Python dropped, or that was deferred, is raised again
+# Seconds until an exception that Python dropped, or that was deferred, is raised again.
 AGAIN = 0.05
 SIGNAL = signal.SIGURG  # ignored by default, and not used by Celery
-# an exception may be raised between a call and its block
+# An exception may be raised between a call and its block.
 LEAVES_MUTEXES = sys.version_info[:2] == (3, 14)
 _ENTER = bytes((dis.opmap.get("LOAD_SPECIAL", 0), 0))  # and the next instruction calls it
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -60,7 +60,7 @@ class Guard:
 
     def __init__(self, holds: tuple[Hold, ...]) -> None:
         self._holds = holds
-        # reentrant: a signal handler may find a hold lost while its thread has this
+        # Reentrant: a signal handler may find a hold lost while its thread has this.
         self._mutex = threading.RLock()
         self._armed = False
         self._lost: Hold | None = None
@@ -92,7 +92,7 @@ class Guard:
         except LockLostError as error:
             if type(error) is LockLostError:
                 raise
-            # a class made for one loss cannot be pickled
+            # A class made for one loss cannot be pickled.
             raise LockLostError(*error.args) from None
         except asyncio.CancelledError as error:
             if not self._cancels:
@@ -183,7 +183,7 @@ class Guard:
         main = task_beside(frame, self.is_around, always=always)
         if main is not None:
             self._cancels = True
-            # the loop is closed: the body goes on without it
+            # The loop is closed: the body goes on without it.
             with contextlib.suppress(RuntimeError):
                 # Twice: an exception thrown into a thread that waits in C code may be raised in the
                 # first.

@@ -72,8 +72,7 @@ def acquire(
 
     Returns:
         The store's last answer. If it is not ``GRANTED``, nothing is left in the store except a
-            parked
-        execution.
+        parked execution.
 
     Raises:
         StoreError: What the store may have granted is released in the background.
@@ -84,7 +83,7 @@ def acquire(
         while True:
             if defaults.shared_holds is not None:
                 defaults.shared_holds.record(hold, at_once=not waits)
-            # one request either gets the key or joins the queue
+            # One request either gets the key or joins the queue.
             if waits and hold.store.subscribed(hold.key):
                 reply = _wait(hold, deadline, answered=False)
             else:
@@ -228,8 +227,7 @@ class Waiter:
         hold: The hold that waits.
         deadline: When to stop waiting, by the local clock.
         answered: Whether the store has already answered that the key is held. A store that has
-            answered
-            may stay silent for a while.
+            answered may stay silent for a while.
 
     Attributes:
         inbox: Where pushes arrive.

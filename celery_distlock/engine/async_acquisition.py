@@ -212,7 +212,7 @@ class _Attempt:
         return self._ask_at(waiter)
 
     def _listen(self, inbox: Inbox) -> None:
-        # the store keeps the callback, which must not keep the waiter
+        # The store keeps the callback, which must not keep the waiter.
         push = WeakMethod(self._push)
         inbox.on_push(lambda: (call := push()) is not None and call())
 
@@ -259,7 +259,7 @@ class _Upgrade(_Attempt):
 
     def __init__(self, hold: Hold, deadline: float, *, waits: bool) -> None:
         super().__init__(hold, deadline, waits=waits)
-        # created here so that numbers follow the order of the tasks
+        # Created here so that numbers follow the order of the tasks.
         self._upgrade = UpgradeWaiter(hold, deadline, waits=waits)
         self._has_asked = True  # also before it asks: it gives up for earlier attempts, too
 
@@ -285,7 +285,7 @@ class _Upgrade(_Attempt):
 class _Entrance(asyncio.Lock):
     """Lines up the first requests of a loop's callers for one key, one after another."""
 
-    # when a caller last got no answer: those that queued before then need not ask
+    # When a caller last got no answer: those that queued before then need not ask.
     silent_at = -math.inf
 
 

@@ -74,8 +74,7 @@ class Terms:
 
     Attributes:
         lease: Seconds that the lock outlives its holder's last sign of life. A longer lease
-            survives
-            longer pauses of the process; a shorter one admits others sooner after a crash.
+            survives longer pauses of the process; a shorter one admits others sooner after a crash.
         watchdog: Whether the lease is renewed while it is held.
         max_hold: Seconds after which renewal stops, or None.
         warn_held: Seconds after which a warning is logged that it is still held, or None.
@@ -151,8 +150,8 @@ class Hold:
         upgrades: The number of attempts to upgrade it so far.
         unconfirmed: Whether a downgrade was not answered: the hold is at least shared.
         unsettled: Whether the hold may change in the store without its holder. An attempt to
-            upgrade it
-            was given up or has not ended, or an inner acquisition that upgraded it was undone.
+            upgrade it was given up or has not ended, or an inner acquisition that upgraded it was
+            undone.
         changing: Taken by a thread that upgrades or downgrades it, so that they do so in turn.
         begun: Whether anything has run under it, as far as known at the release.
     """
@@ -245,7 +244,7 @@ class Hold:
         self._extended_until = 0.0
         self._rests_until = 0.0
         self._loss_reason = ""
-        # reentrant: a signal handler may check the hold while this is taken
+        # Reentrant: a signal handler may check the hold while this is taken.
         self._mutex = threading.RLock()
 
     @property
@@ -446,7 +445,7 @@ class Hold:
                 return
             self.state = HoldState.LOST
             self._loss_reason = reason
-            # a callback that is set later checks the state itself, or has a later grant
+            # A callback that is set later checks the state itself, or has a later grant.
             on_lost = self.on_lost
         held = self.held_for
         try:  # first: a signal's receiver may hang or raise
@@ -524,7 +523,7 @@ class Hold:
     @property
     def started(self) -> bool | None:
         """Whether anything ran under the grant; None: the store counts no starts."""
-        # an operator's rate counts, too
+        # An operator's rate counts, too.
         counts = self.wanted.rate or Ability.QUEUE in self.store.abilities
         return self.begun if counts else None
 

@@ -53,7 +53,7 @@ class KeyLock:
                 f" celery_distlock.stores or None, not a {kind.__module__}.{kind.__qualname__}"
             )
         if prefix is not None and not isinstance(store, str):
-            raise ConfigurationError("prefix goes with a store's URL; a store has its own")
+            raise ConfigurationError("prefix is for a store's URL; a store object has its own")
         self.key = self.wanted.template
         self._want = want_of(self.wanted)
         self._terms = Terms(check_lease(lease), watchdog=watchdog)
@@ -70,7 +70,7 @@ class KeyLock:
         own_init = type(self).__init__ is not KeyLock.__init__
         # Without the key: Python would keep a registry entry for each text.
         warnings.warn(
-            f"{kind}() takes the key as it is, and this one has a field of a template in it, or an"
+            f"{kind}() takes the key as it is, and this key contains a template's field, or an"
             f' object\'s address: write {kind}(f"stock:{{sku}}"), or {kind}(task.key_for(sku))',
             stacklevel=4 if own_init else 3,
         )
@@ -194,9 +194,7 @@ def key_wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any, rat
             )
         return key
     if not isinstance(key, str) or not key:
-        raise ConfigurationError(
-            f"{kind}() takes a key, a text that is not empty, or a Key, not {key!r}"
-        )
+        raise ConfigurationError(f"{kind}() takes a non-empty text or a Key, not {key!r}")
     return Key(key, capacity=capacity, weight=weight, shared=shared, rate=rate)
 
 

@@ -157,8 +157,7 @@ class Lease:
         Raises:
             LockConflictError: There are still other holders; or another holder already waits for an
                 upgrade, so that both would wait for each other, which is reported immediately. The
-                    keys
-                are held as before.
+                keys are held as before.
             LockError: It is called in a coroutine.
             LockLostError: The key was lost.
             StoreError: The store cannot do it, or did not answer; the keys are still held.
@@ -176,10 +175,8 @@ class Lease:
         Raises:
             LockLostError: The key was lost.
             StoreUnavailableError: The store did not answer, and may have done it: from now on the
-                key
-                counts as shared. Another call asks again; until one is answered, other callers may
-                    be
-                refused, `token` may be the earlier one, and `slot` is None.
+                key counts as shared. Another call asks again; until one is answered, other callers
+                may be refused, `token` may be the earlier one, and `slot` is None.
             StoreError: The store cannot do it, or refuses; the key is still exclusive.
         """
         downgrade_all(self._holds)
@@ -219,10 +216,8 @@ class Lease:
         Raises:
             ValueError: *seconds* is not a positive number, or more than 30 days.
             LockError: There is no message to put back: this is not a locked task, or one that was
-                called
-                without a message (directly, by ``apply()``, or eagerly); or the store cannot keep
-                    tasks
-                until a key is free.
+                called without a message (directly, by ``apply()``, or eagerly); or the store cannot
+                keep tasks until a key is free.
             LockLostError: The key was lost.
             StoreError: The store did not confirm that the key rests.
         """

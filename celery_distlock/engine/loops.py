@@ -22,7 +22,7 @@ __all__ = ["Main", "frame_of", "task_beside", "wake_loop"]
 Main: TypeAlias = asyncio.Future[Any]
 
 _COLLECTS = sys.version_info[:2] == (3, 11)
-# held while the garbage collector is off
+# Held while the garbage collector is off.
 _looking = PerProcess(threading.RLock, ForkStage.IDENTITY)
 
 # By name: an agent that monitors asyncio replaces the functions, and calls them.

@@ -117,7 +117,7 @@ class _ReleaseThread:
 class _PendingReleases:
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        # reentrant: a signal handler may give up a key while this is taken
+        # Reentrant: a signal handler may give up a key while this is taken.
         self._mutex = threading.RLock()
         self._threads: dict[int, _ReleaseThread] = {}  # by the store's id
         self._unfinished: set[int] = set()

@@ -172,7 +172,7 @@ class SharedHolds:
     def _change(self, owner: str, entry: OrphanedHold | None) -> None:
         """Write *entry* for *owner*; None: remove it."""
         seen = None
-        # a signal handler may have written, and the parent renewed that
+        # A signal handler may have written, and the parent renewed that.
         while seen != self._version:
             seen = self._version
             self._save_renewals()

@@ -18,7 +18,7 @@ __all__ = ["Sweeper"]
 
 logger = logging.getLogger(__name__)
 
-# intervals; without it, the process of the last sweep would nearly always do the next
+# Intervals; without it, the process of the last sweep would nearly always do the next.
 AFTER_YOU = 1.5
 
 

@@ -88,8 +88,8 @@ class LossNotice:
 
         Returns:
             Whether the task was cancelled for the loss and by no other caller: then the
-                cancellation is
-            undone, as by :func:`asyncio.timeout`, and an error must report the loss.
+            cancellation is undone, as by :func:`asyncio.timeout`, and an error must report the
+            loss.
         """
         self._listens = False
         task = self._task()

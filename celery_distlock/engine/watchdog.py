@@ -40,7 +40,7 @@ GATHER = 0.15  # of a renewal period: what is due this soon is renewed in the sa
 # server that does not answer may not be the one that has the key with that lease.
 ANSWER_SHARE = 6
 RETRY_SHARE = 9  # and repeated after a ninth
-# of the time for which the thread waits, so that a late answer still arrives in time
+# Of the time for which the thread waits, so that a late answer still arrives in time.
 ANSWER_IN = 0.9
 _FAILED = "unexpected error while renewing leases; trying again"
 
@@ -101,7 +101,7 @@ class Watchdog:
         return [hold for watched in list(self._due) if (hold := watched()) is not None]
 
     def _look_at(self, due: float) -> None:
-        # after a call, a signal handler could run in between
+        # After a call, a signal handler could run in between.
         if due < self._looks_at:  # noqa: PLR1730
             self._looks_at = due
 

@@ -56,7 +56,7 @@ def test_a_write_to_the_disk_that_failed_is_a_doubt(facts, severity):
         (ResponseError("NOAUTH Authentication required."), "set a password"),
         (ResponseError("WRONGPASS invalid username-password pair"), "correct user and password"),
         (ResponseError("DB index is out of range"), "correct the number"),
-        (NotRedisError("what answers there is no Redis"), "correct host and port"),
+        (NotRedisError("not a Redis server"), "correct host and port"),
         (ResponseError("value is not an integer or out of range script: on @x"), "delete the rec"),
         (ResponseError("OOM command not allowed"), ""),
     ],

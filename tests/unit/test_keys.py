@@ -453,7 +453,7 @@ def test_an_object_without_a_stable_form_is_refused(value):
 def test_the_refusal_names_the_task_and_the_type():
     with pytest.raises(
         LockKeyError,
-        match=r"shop\.reserve: \{digest\} cannot stand for sku, an object of type object",
+        match=r"shop\.reserve: \{digest\} cannot represent sku, an object of type object",
     ):
         keys(DEFAULT_TEMPLATE, object())
 

@@ -200,18 +200,18 @@ def test_what_a_password_is_made_of_is_left_alone():
         ("sentinel://h:port/0?service=m", "it should be like sentinel://"),
         ("redis+cluster://h:1/0?no_such=1", "no_such"),
         ("sentinel://h/0?service=m&no_such=1", "no_such"),
-        ("sentinel://h/0?service=m&master_name=n", "says both"),
-        ("sentinel://:a@h,:b@i/0?service=m", "stand once, before all hosts"),
-        ("sentinel://:a@h?service=m;sentinel://:b@i", "stand in the first"),
-        ("sentinel://h/1?service=m;sentinel://i/2", "stand in the first"),
-        ("sentinel://h?service=m;sentinel://i?ssl_password=p", "stand in the first"),
+        ("sentinel://h/0?service=m&master_name=n", "has both"),
+        ("sentinel://:a@h,:b@i/0?service=m", "password once, before all hosts"),
+        ("sentinel://:a@h?service=m;sentinel://:b@i", "options in the first URL"),
+        ("sentinel://h/1?service=m;sentinel://i/2", "options in the first URL"),
+        ("sentinel://h?service=m;sentinel://i?ssl_password=p", "options in the first URL"),
         ("redis://h?service=m", "'service' is for other lock stores"),
         ("redis://h?ssl_ca_certs=c.pem", "'ssl_ca_certs' is for TLS, as in rediss://"),
         ("unix:///s?ssl_ca_certs=c.pem", "'ssl_ca_certs' is for TLS"),
         ("redis://h/1?db=2", "names two databases"),
-        ("redis://h?db=1&db=2", "says 'db' twice"),
-        ("redis://:a@h?password=b", "says 'password' twice"),
-        ("redis://a@h?username=b", "says 'username' twice"),
+        ("redis://h?db=1&db=2", "has 'db' twice"),
+        ("redis://:a@h?password=b", "has 'password' twice"),
+        ("redis://a@h?username=b", "has 'username' twice"),
         ("redis://h?client_name=", "'client_name' has no value"),
         ("redis://h/0#1", "written %23"),
         ("unix://run/redis.sock", "no host, as in unix:///run"),
@@ -244,7 +244,7 @@ SOME_OF_EACH = [
 @pytest.mark.parametrize("url", SOME_OF_EACH)
 @pytest.mark.parametrize("database", ["abc", "-1", "1.5", "1/2", "²", "0x1"])
 def test_a_database_is_a_number(url, database):
-    with pytest.raises(ConfigurationError, match="database is no number"):
+    with pytest.raises(ConfigurationError, match="database is not a number"):
         open_store(url.format(database), "distlock")
 
 

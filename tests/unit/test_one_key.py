@@ -182,7 +182,7 @@ def test_the_refusal_of_a_digest_names_the_parameter(app):
     task = declared(app, "{digest}")
 
     with pytest.raises(
-        LockKeyError, match=r"cannot stand for value, an object of type Order: .*value\.id"
+        LockKeyError, match=r"cannot represent value, an object of type Order: .*value\.id"
     ):
         task.key_for(Order(7))
 

@@ -113,7 +113,7 @@ def test_disabled_by_a_flag_tasks_run_unlocked(tasks, worker, key, redis_url, pr
         (["--distlock-on-conflict", "reque"], "'requeue'"),
         (["--distlock-url", "http://localhost"], "http"),
         (["--distlock-url", "redis://h?socket_timeout=5"], "'socket_timeout' is not for locks"),
-        (["--distlock-url", "redis://h/abc"], "its database is no number"),
+        (["--distlock-url", "redis://h/abc"], "its database is not a number"),
     ],
 )
 def test_a_wrong_flag_ends_the_worker(worker, args, message):

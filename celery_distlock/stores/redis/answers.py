@@ -187,6 +187,6 @@ def sum_counters(found: Sequence[bytes]) -> dict[str, float]:
 def unreadable(address: str, key: str, token: bytes | None) -> str:
     """Return the error text for a lock's unreadable token, with a remedy."""
     return (
-        f"{address}: the record of lock {shown(key)!r} is spoilt: its token is"
+        f"{address}: the record of lock {shown(key)!r} is corrupt: its token is"
         f" {shown(text(token))!r}; `celery locks release --force` frees the key"
     )

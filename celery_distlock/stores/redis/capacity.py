@@ -53,7 +53,7 @@ class RedisUnits(Part, Units):
             terms = (capacity, until, limit.author, write_rates(limit.rates))
         asked = self._ask(_LIMIT, key, *terms)
         if unlisted is not None:
-            text = "the limit of %r is set, but no list shows it until somebody waits there: %s"
+            text = "the limit of %r is set, but lists do not show it until a caller waits there: %s"
             logger.warning(text, shown(key), unlisted)
         return self._replies.released(slot_name(key), _LIMIT, asked)
 

@@ -225,13 +225,13 @@ class Cluster(Topology):
         found = []
         if missing := self._map.get().owners.count(None):
             message = f"{missing} of the cluster's {SLOTS} slots have no node"
-            remedy = "mend the cluster: keys of those slots cannot be taken"
+            remedy = "repair the cluster: keys of those slots cannot be taken"
             figures = {"slots_without_node": missing}
             found.append(Finding(Severity.DOUBT, "server", message, remedy, figures))
         if moving := sorted(self._moving()):
             some = some_of([str(slot) for slot in moving])
-            message = f"slots that are being moved: {some}; their keys cannot be taken meanwhile"
-            remedy = "if nobody moves them any more, redis-cli --cluster fix ends that"
+            message = f"slots that are being moved: {some}; their keys cannot be taken until then"
+            remedy = "if the move was interrupted, redis-cli --cluster fix completes it"
             found.append(Finding(Severity.DOUBT, "server", message, remedy))
         return found
 

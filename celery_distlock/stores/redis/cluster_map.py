@@ -111,7 +111,7 @@ class ClusterMap:
         known = self._ask(others, until)
         self._take(known)
         if any(known.owner(key) != owner for key in keys):
-            raise RedisConnectionError("the answer is of one that may be no master any more")
+            raise RedisConnectionError("the answer is from a node that may no longer be a master")
 
     def renew(self, until: float | None = None) -> SlotOwners:
         """
@@ -156,7 +156,7 @@ class ClusterMap:
         left = [where for where in by_age if not self._nodes.at(where).failed_lately] or by_age
         left = sorted(left, key=lambda where: where not in self._asked_first)
         heard: queue.SimpleQueue[SlotOwners | Exception] = queue.SimpleQueue()
-        failure: Exception = RedisTimeoutError("there was no time left")
+        failure: Exception = RedisTimeoutError("no time was left")
         awaited, empty = 0, None
         while (left or awaited) and (now := clock.monotonic()) < until:
             if left:
@@ -189,7 +189,7 @@ class ClusterMap:
         ranges, known = self._nodes.at(where).ask(questions, TIMEOUT)
         if isinstance(ranges, ResponseError):
             refused = bool(missing(str(ranges)))
-            why = "may not be asked for its cluster" if refused else "is not of a cluster"
+            why = "refuses CLUSTER SLOTS" if refused else "is not in a cluster"
             raise RedisConnectionError(f"{host_and_port(*where)} {why}: {ranges}")
         owners: list[HostPort | None] = [None] * SLOTS
         nodes: dict[HostPort, None] = {}

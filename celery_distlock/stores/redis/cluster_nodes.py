@@ -19,9 +19,9 @@ __all__ = ["SLOW", "ClusterNode", "ClusterNodes", "beside", "host_of", "named_by
 
 logger = logging.getLogger(__name__)
 
-# seconds after which an answer is doubted: the server may have been suspended in between
+# Seconds after which an answer is doubted: the server may have been suspended in between.
 SLOW = 0.02
-# seconds for which a node that did not answer is skipped where others have the same answer
+# Seconds for which a node that did not answer is skipped where others have the same answer.
 SILENT = 5.0
 USUAL = 8  # the quickest of this number of answers is the estimate of the round trip
 USUAL_AT_MOST = 0.25  # seconds
@@ -81,7 +81,7 @@ class ClusterNode(Server):
         pool = self.pool(timeout)
         try:
             pool.connect()
-            # before it is sent: this process may be suspended just after that
+            # Before it is sent: this process may be suspended just after that.
             asked_at = clock.monotonic()
             connection = pool.send(calls, until)
             answers = pool.receive(connection, calls, until)
@@ -105,8 +105,7 @@ class ClusterNode(Server):
 
         Raises:
             RedisTimeoutError: Only with *sparingly*: the node is silent, and enough threads already
-                wait
-                for it.
+                wait for it.
         """
         pool = self.pool(timeout)
         if (

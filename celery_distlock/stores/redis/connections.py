@@ -79,14 +79,14 @@ _NOTHING_DONE = re.compile(rb'busy|free|done|\{.*"status":"(?:busy|free|done)".*
 # redis-py ignores what the server sends before it hangs up, so the reason has to be guessed.
 _HUNG_UP = re.compile(r"closed by server|reset by peer|Broken pipe", re.IGNORECASE)
 _SHUT = (
-    "(at once: one that wants TLS does so, for which the URL begins with rediss://, and one in"
-    " protected mode to other hosts)"
+    "(immediately: a server does so if it wants TLS, with a URL that begins with rediss://, or in"
+    " protected mode, for other hosts)"
 )
 _SHUT_OVER_TLS = (
-    "(at once: one that wants a client's certificate, or refuses ours, does so: ssl_certfile and"
+    "(immediately: a server does so if it wants another client certificate: ssl_certfile and"
     " ssl_keyfile)"
 )
-_NO_TLS = "(if it can be reached, it may have no TLS: its URL begins with redis:// then)"
+_NO_TLS = "(if it can be reached, it may have no TLS: then its URL begins with redis://)"
 MUCH = 1_000_000  # bytes; no server has a lower limit for requests
 _TOO_MUCH = (
     "(it was sent {} MB: its proto-max-bulk-len or client-query-buffer-limit may be below that)"
@@ -254,7 +254,7 @@ class ConnectionPool:
 
     def __init__(self, connect: ConnectionFactory, timeout: float) -> None:
         self._connect = connect
-        # for replicas: they answer before this side gives up
+        # For replicas: they answer before this side gives up.
         self._patience_ms = math.ceil(timeout * 500)
         self._idle: list[tuple[Connection, float]] = []  # each with the time of its last use
         self._spare = KEPT  # the fewest idle connections since the last count
@@ -448,7 +448,7 @@ def _is_no_masters(refusal: ResponseError) -> bool:
 
 def _ensure_time(until: float) -> None:
     if clock.monotonic() > until:
-        raise RedisTimeoutError("nobody waits for it any more, so it is not sent")
+        raise RedisTimeoutError("the time limit has passed, so the request is not sent")
 
 
 def _answers(connection: Connection, calls: Sequence[Command]) -> list[Any]:
@@ -485,7 +485,7 @@ def _one_answer(connection: Connection) -> Any:
 
 def _no_redis(error: Exception) -> RedisConnectionError:
     """Return the error for answers that are not Redis': the request was not executed."""
-    return NotRedisError(f"what answers there is no Redis ({str(error)[:200]})")
+    return NotRedisError(f"not a Redis server ({str(error)[:200]})")
 
 
 def known(error: ResponseError) -> ResponseError:
@@ -541,5 +541,5 @@ class Server:
             pool.close()
 
 
-# makes a cluster's node execute the next command for a slot that it is importing
+# Makes a cluster's node execute the next command for a slot that it is importing.
 ASKING = command(b"", "ASKING")

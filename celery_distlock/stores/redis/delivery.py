@@ -23,7 +23,7 @@ from .topology import PushTarget
 
 __all__ = ["RedisChannels"]
 
-# seconds until the server pushes; a worker that begins to consume waits for this
+# Seconds until the server pushes; a worker that begins to consume waits for this.
 ATTEND_TIMEOUT = 1.0
 MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
 MOST_FREE = 10_000  # the most free slots that a channel may report

@@ -44,15 +44,13 @@ class Pushes:
             wake = _pushed(payload)
         except ValueError as error:
             said = shown(str(error))
-            logger.warning(
-                "what was pushed to %s is no run, and not taken: %s", self._address, said
-            )
+            logger.warning("ignored a push to %s that is not a task: %s", self._address, said)
             return
         try:
             self._receive(wake)
         except Exception:
             name = shown(key_of(wake.name))
-            logger.exception("what was pushed for %r was not taken; the next sweep sends it", name)
+            logger.exception("a push for %r was not handled; the next sweep sends the task", name)
 
 
 class PubSubChannel(DeliveryChannel):

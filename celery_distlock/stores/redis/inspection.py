@@ -88,11 +88,11 @@ class Inspection(Part):
                 raise
             self._leave_out(error)
         except StoreError as error:
-            self._complaints.tell("", "keys that nobody holds are not listed: %s", error)
+            self._complaints.tell("", "keys without a holder are not listed: %s", error)
 
     def _leave_out(self, error: StoreUnavailableError) -> None:
         self.left_out += 1
-        logger.warning("a part of the keys is not listed: %s", error)
+        logger.warning("some keys are not listed: %s", error)
 
     def waiting_names(self) -> Iterator[list[str]]:
         """Return the names in the index, of keys with parked tasks; some may have none now."""
@@ -140,12 +140,12 @@ class Inspection(Part):
         """Skip one key with corrupt records, so that the others are still seen; log it once."""
         if isinstance(refusal, ResponseError) and not is_transient(refusal):
             why = self._requests.refusal(refusal, key_of(name))
-            self._complaints.tell(name, "%s: it is passed over, and wakes nobody", why)
+            self._complaints.tell(name, "%s: the key is skipped, and wakes no task", why)
         elif self._servers.in_order:
             raise self._requests.outage(refusal) from refusal
         else:  # its node is away; the others are still listed
             self.left_out += 1
-            logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
+            logger.warning("%s is skipped: %s", shown(key_of(name)), refusal)
 
     def _state(self, key: str, told: Fields) -> KeyState:
         """Return the state that inspect.lua has reported."""

@@ -39,10 +39,10 @@ BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not che
 MOST_LEFT = 10_000  # the number of executions known to be left to others
 TURN = 0.9  # of the interval between sweeps: the length of a sweeper's turn
 REST = 3.0  # times the duration of a sweep: the pause after it in which no process sweeps
-# the most seconds that count for a round trip; a longer one is an outage, not work
+# The most seconds that count for a round trip; a longer one is an outage, not work.
 SLOW_BATCH = 1.0
 NOT_ANSWERED = 1.0  # seconds until a key is checked again if its server has not answered
-# records of executions, with their prefixes
+# Records of executions, with their prefixes.
 _PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))
 
 
@@ -251,7 +251,7 @@ class RedisParking(Part, Parking):
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = literal(f"{task_id}:") + "*"
         for names in self._inspection.waiting_names() if key is None else [[slot_name(key)]]:
-            # in this order, in which an execution may advance between two looks
+            # In this order, in which an execution may advance between two looks.
             for place in _PLACES:
                 for name, run in self._runs_like(mask, names, *place):
                     if task_id_of(run) == task_id:

@@ -126,7 +126,7 @@ class PubSubConnection:
         connection.connect()
         with self._mutex:
             self._doubtful = False
-            # first, so that a signal handler that wants a channel sends to it
+            # First, so that a signal handler that wants a channel sends to it.
             self._connection = connection
             for channel, place in list(self._wanted.items()):
                 connection.send_command(_verb(place), channel)

@@ -74,7 +74,7 @@ class _NodeWorker:
         self._node = Server(*settings)
         self._questions: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._owed: deque[_Request] = deque(maxlen=OWED)
-        # reentrant: a signal handler may ask while its thread has this
+        # Reentrant: a signal handler may ask while its thread has this.
         self._mutex = threading.RLock()
         self._thread: threading.Thread | None = None
         self._asked_at = math.inf  # since when the thread waits for the node
@@ -126,7 +126,13 @@ class _NodeWorker:
             try:
                 self._serve(questions)
             except Exception as error:  # noqa: BLE001  # it is logged
-                say(logger, logging.ERROR, "talking to %s went wrong", self.address, exc_info=True)
+                say(
+                    logger,
+                    logging.ERROR,
+                    "unexpected error while talking to %s",
+                    self.address,
+                    exc_info=True,
+                )
                 self._fall_silent(error, questions)
 
     def _next(self) -> list[_Request]:
@@ -363,7 +369,7 @@ class QuorumClient:
         asked = [worker for number, worker in enumerate(self._workers) if number not in but]
         poll = _Poll(self._workers, self.majority)
         question = _Request(calls, poll.asked_at + timeout, poll.tell, owed)
-        # one order at all nodes, so that threads of one process do not split the votes
+        # One order at all nodes, so that threads of one process do not split the votes.
         with self._mutex:
             silent = poll.put(question, asked)
         # Time is left for the silent nodes: they may be back, while another begins to hang.

@@ -19,8 +19,8 @@ NOT_READ = (
     RecursionError,  # of lists in lists
 )
 REMEDY = (
-    "see what answers at that address, a proxy or a product that speaks Redis' protocol, say: it"
-    " has to answer as Redis and Valkey do"
+    "check what answers at that address: a proxy, or a product that speaks Redis' protocol,"
+    " must answer as Redis and Valkey do"
 )
 
 

@@ -77,7 +77,7 @@ class Records:
 
     def index_is_whole(self, seconds: float, only: str) -> Command:
         """Return the command that marks the index as complete for *seconds*; *only*: NX or XX."""
-        # at the index's node, and lost with it
+        # At the index's node, and lost with it.
         whole = f"{self.prefix}:{{{self.prefix}:parked}}:whole"
         return command(whole.encode(), "SET", whole, 1, only, "PX", milliseconds(seconds))
 

@@ -369,7 +369,7 @@ class RedlockStore(ListingStore, CountingStore):
             yield Finding(
                 Severity.DOUBT,
                 "store",
-                f"{count} nodes bear as many failures as {count - 1} do: an odd number is better",
+                f"{count} nodes tolerate as many failures as {count - 1}: an odd number is better",
             )
         times = [time for time in self._read(answers, 1, "TIME", seconds_of) if time is not None]
         apart = max(times) - min(times) if times else 0.0
@@ -377,9 +377,9 @@ class RedlockStore(ListingStore, CountingStore):
             yield Finding(
                 Severity.DOUBT,
                 "clock",
-                f"the nodes' clocks are {apart:.1f} s apart: tokens rise over the loss of their"
-                " records only where clocks agree",
-                "let the nodes keep time by NTP",
+                f"the nodes' clocks are {apart:.1f} s apart: after the loss of records, tokens"
+                " keep rising only if the clocks agree",
+                "synchronise the nodes' clocks by NTP",
                 {"spread": apart},
             )
 
@@ -414,8 +414,8 @@ class RedlockStore(ListingStore, CountingStore):
             yield Finding(
                 Severity.DOUBT,
                 "persistence",
-                f"without appendonly, {', '.join(forgetful)} will forget their votes when they"
-                " restart: keep such a node away then for as long as the longest lease",
+                f"without appendonly, {', '.join(forgetful)} will lose their votes when they"
+                " restart: keep such a node offline then for as long as the longest lease",
                 "CONFIG SET appendonly yes on each of them",
             )
 
@@ -483,8 +483,8 @@ class RedlockStore(ListingStore, CountingStore):
         if nodes - len(foreign) < self._majority:
             error = StoreError(
                 f"{self.address}: the records of lock {shown(what)!r} are of another type:"
-                f" something else writes under the prefix {self._prefix!r}, and what it wrote there"
-                f" is to be deleted ({foreign[0]})"
+                f" other software writes under the prefix {self._prefix!r}, and its records there"
+                f" must be deleted ({foreign[0]})"
             )
             error.__cause__ = foreign[0]
             return error
@@ -583,8 +583,8 @@ def _locate(url: str, options: Mapping[str, str]) -> tuple[str, list[NodeSetting
             raise ConfigurationError("it names a node twice, which would have two votes")
         if len(address.hosts) < LEAST:
             raise ConfigurationError(
-                f"a majority that may lose a node takes at least {LEAST} independent masters; for"
-                " one server there is redis://, for one with replicas sentinel://"
+                f"a majority that tolerates the loss of a node takes at least {LEAST} independent"
+                " masters; for one server there is redis://, for one with replicas sentinel://"
             )
         return address.name, [node_settings(address, where) for where in address.hosts]
 

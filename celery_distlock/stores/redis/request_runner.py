@@ -75,8 +75,7 @@ class RequestRunner:
         Args:
             calls: What to send.
             what: The key, or another subject, for messages; None: do not raise the error of a
-                failed call,
-                which is its answer.
+                failed call, which is its answer.
             timeout: If given, there is one attempt of this many seconds.
 
         Raises:
@@ -185,7 +184,7 @@ class RequestRunner:
         if is_of_other_type(failure):
             return StoreError(
                 f"{self._servers.address}: the records of lock {shown(what)!r} are of another type:"
-                f" something else writes under the prefix {self._prefix!r}, {self._on_other_type}"
+                f" other software writes under the prefix {self._prefix!r}, {self._on_other_type}"
                 f" ({failure})"
             )
         return StoreError(

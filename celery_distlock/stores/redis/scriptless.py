@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 TURNS = 5  # times that a record may change between reading and changing it
 UNSETTLED_MS = 1000  # at least, for the second round trip of a grant
-# the least seconds that an execution has to be settled; these are as in scripts/queue.lua
+# The least seconds that an execution has to be settled; these are as in scripts/queue.lua.
 CLAIM = 5.0
 DONE_MS = 3600000
 COUNTS_S = 30 * 86400  # as in scripts/count.lua
@@ -118,7 +118,7 @@ class ScriptlessStore(ListingStore, CountingStore):
             if reply is not None:
                 return reply
         raise StoreUnavailableError(
-            f"{self.address}: the record of {shown(key)!r} is gone at each look"
+            f"{self.address}: the record of {shown(key)!r} is gone each time"
         )
 
     def _make(self, request: AcquireRequest) -> "_Seen":
@@ -196,7 +196,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         try:
             # One after another: on two connections a shorter one could overtake a longer one.
             if not self._renewing.acquire(timeout=max(0.0, timeout)):
-                raise RedisError("another renewal is on its way")
+                raise RedisError("another renewal is in progress")
             try:
                 outcomes = self._renew(holds, asked_at + timeout)
             finally:
@@ -301,7 +301,7 @@ class ScriptlessStore(ListingStore, CountingStore):
                 return Release(True)
             held = self._find(name, key)
         raise StoreUnavailableError(
-            f"{self.address}: the record of {shown(key)!r} changes at each look"
+            f"{self.address}: the record of {shown(key)!r} changes each time"
         )
 
     def _give_up(
@@ -420,9 +420,8 @@ class ScriptlessStore(ListingStore, CountingStore):
             raise ValueError(f"{record} is no grant")
         except (ValueError, TypeError, RecursionError) as error:
             raise StoreError(
-                f"{self.address}: the record of lock {shown(key)!r} is none of ours: something else"
-                f" writes under the prefix {self._prefix!r}, and what it wrote there is to be"
-                " deleted"
+                f"{self.address}: the record of lock {shown(key)!r} is not ours: other software"
+                f" writes under the prefix {self._prefix!r}, and its records there must be deleted"
             ) from error
 
     def check(self) -> list[Finding]:

@@ -102,7 +102,7 @@ class RedisCalls(Part, Calls):
             beside = self._parking.published(request.published)
         elif not repeated:
             self._parking.mark_all_published(request.published)
-        # before the call, so that no call is missing from the index
+        # Before the call, so that no call is missing from the index.
         before = [self._records.index("add", name)]
         for calls in self._servers.requests(before, send):
             # The additional commands come last: if a server does not know a script, all commands

@@ -151,7 +151,9 @@ class Sentinels(Topology):
             asked_at = clock.monotonic()
             answers = self._master.pool(timeout).exchange(calls)
             if clock.monotonic() > asked_at + SLOW and self._master.find(anew=True) != master:
-                raise RedisConnectionError("the answer is of one that is no master any more")
+                raise RedisConnectionError(
+                    "the answer is from a server that is no longer the master"
+                )
         except ANSWERLESS as error:
             answers = [error] * len(calls)
         if any(isinstance(answer, Exception) for answer in answers):

@@ -80,11 +80,11 @@ _OTHER_USER = "correct user and password in distlock_url, or the rights of that 
 _DIAGNOSES = (
     _Diagnosis(
         re.compile(r"['`]eval", re.IGNORECASE),
-        "if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock",
+        "if scripts are forbidden, ?scripts=off at the URL's end selects the plain lock",
     ),
     _Diagnosis(
         re.compile(r"unknown command ['`](evalsha|select|set)\b", re.IGNORECASE),
-        "a sentinel says so, too: a URL with sentinel:// asks it for the master",
+        "a sentinel answers this, too: a URL with sentinel:// asks it for the master",
     ),
     _Diagnosis(
         re.compile(r"NOAUTH|Authentication required|unauthenticated"),
@@ -93,7 +93,7 @@ _DIAGNOSES = (
     ),
     _Diagnosis(
         re.compile(r"without any password configured"),
-        "the URL has a password too many",
+        "the URL has a password, and the server has none",
         "remove the password from distlock_url",
     ),
     _Diagnosis(
@@ -108,7 +108,7 @@ _DIAGNOSES = (
     ),
     _Diagnosis(
         re.compile(r"DB index"),
-        "the server has no database of that number; its setting 'databases' says how many it has",
+        "the server has no database of that number; its setting 'databases' is their number",
         "correct the number at the end of distlock_url, as in redis://host:6379/0",
     ),
     _Diagnosis(
@@ -118,14 +118,14 @@ _DIAGNOSES = (
     ),
     _Diagnosis(
         re.compile(r"is not an integer or out of range|is not a valid float|invalid expire time"),
-        "a number in its records is none of ours: something else writes there",
-        "delete the record whose number it is; that of a key's lock ends with its lease",
+        "a number in its records is not ours: other software writes there",
+        "delete the record with that number; that of a key's lock ends with its lease",
     ),
-    _Diagnosis(re.compile(r"^MOVED "), "no node of the cluster admits to having the key's slot"),
+    _Diagnosis(re.compile(r"^MOVED "), "no node of the cluster reports that it has the key's slot"),
     _Diagnosis(
         re.compile(r"rehashing of slot"),
         "the cluster is moving the key's slot; if that was interrupted, redis-cli --cluster fix"
-        " ends it",
+        " completes it",
     ),
     _Diagnosis(
         re.compile(r"invalid bulk length"),
@@ -133,7 +133,7 @@ _DIAGNOSES = (
     ),
     _Diagnosis(
         re.compile(r"max number of clients"),
-        "its setting 'maxclients' says how many it serves",
+        "its setting 'maxclients' limits the connections",
     ),
 )
 

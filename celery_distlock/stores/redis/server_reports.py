@@ -55,13 +55,13 @@ def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
     info, save, now = answers
     failures = [each for each in (info, now) if isinstance(each, Exception)]
     if failures:
-        yield Finding(Severity.OK, "server", f"does not tell of itself: {failures[0]}")
+        yield Finding(Severity.OK, "server", f"reports nothing about itself: {failures[0]}")
         return
     try:
         ahead = seconds_of(now) - at
         facts = parse_info(info, save)
     except NOT_READ:
-        message = f"does not tell of itself: {shown(repr((info, now)))}"
+        message = f"reports nothing about itself: {shown(repr((info, now)))}"
         yield Finding(Severity.DOUBT, "server", message, REMEDY)
     else:
         yield from describe_info(facts, ahead)
@@ -139,7 +139,7 @@ def memory_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
             Severity.DOUBT,
             "server",
             "this is a replica: locks cannot be taken here",
-            "name its master, or the sentinels that know who that is",
+            "name its master, or the sentinels that know the master",
         )
 
 
@@ -197,7 +197,7 @@ def _persistence(facts: Mapping[str, str]) -> Finding:
     if facts.get("save"):
         writes["snapshots"] = facts.get("rdb_last_bgsave_status", "?")
     if not writes and "save" not in facts:
-        message = "no append-only file; whether there are snapshots, it does not tell"
+        message = "no append-only file; it does not report whether there are snapshots"
         return Finding(Severity.OK, "persistence", message)
     message = " and ".join(f"{way} ({status})" for way, status in writes.items()) or "none"
     if not any(status.startswith("err") for status in writes.values()):

@@ -77,7 +77,7 @@ class RedisStore(QueueStore, CountingStore):
         self.identity = f"{self.address}#{prefix}"
         self._records = Records(prefix, replicas)
         self._requests = RequestRunner(
-            self._servers, prefix, "and what it wrote there is to be deleted"
+            self._servers, prefix, "and its records there must be deleted"
         )
         self._compose()
         forget_after_fork(self)

@@ -42,7 +42,7 @@ class WaiterSubscriptions:
         # The current reader, if any. A dictionary, because taking the place and recording the
         # reader must be one step: a time limit's exception may come between two.
         self._reader: dict[None, ref[Attendant]] = {}
-        # reentrant: a signal handler may wait while its thread has this
+        # Reentrant: a signal handler may wait while its thread has this.
         self._mutex = threading.RLock()
         self._broken_until = 0.0
         self._to_call: collections.deque[ref[Attendant]] = collections.deque()
@@ -92,13 +92,13 @@ class WaiterSubscriptions:
                     raise
 
     def _attend(self) -> None:
-        attendant = Attendant("the thread of those who do not block")
+        attendant = Attendant("the thread of waiters that do not block")
         self._inboxes[attendant.owner] = attendant
         while True:
             try:
                 self.attend(attendant, lambda: not self._do_not_block, math.inf)
             except Exception:  # noqa: BLE001  # it is logged
-                text = "unexpected error while reading pushes; going on"
+                text = "unexpected error while reading pushes; continuing"
                 say(logger, logging.ERROR, text, exc_info=True)
             with self._mutex:
                 if not self._do_not_block:

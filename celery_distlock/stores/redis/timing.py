@@ -34,7 +34,7 @@ class RedisTimetable(Part, Timetable):
         ]
         for answer in self._requests.attempt_beside(calls):
             if isinstance(answer, Exception):
-                words = "when keys are due was not noted, a sweep finds them: %s"
+                words = "the times when keys are due were not recorded; a sweep finds them: %s"
                 logger.debug(words, answer)
 
     def claim_due(

@@ -168,10 +168,10 @@ def split(url: str, options: Mapping[str, str]) -> Address:
     first, *more = url.split(";") if url.startswith("sentinel") else [url]
     parts = split_url(first)
     if "#" in url:
-        raise ConfigurationError("a # is written %23, else what follows it is ignored")
+        raise ConfigurationError("write a # as %23; otherwise what follows it is ignored")
     user, _, hosts = parts.netloc.rpartition("@")
     if "@" in user and "," in user:
-        raise ConfigurationError("user and password stand once, before all hosts")
+        raise ConfigurationError("write user and password once, before all hosts")
     scheme = _WITHOUT_TLS.get(parts.scheme, parts.scheme)
     port = SENTINEL_PORT if scheme == "sentinel" else REDIS_PORT
     found = [_where(host, port) for host in hosts.split(",")]
@@ -188,7 +188,7 @@ def split(url: str, options: Mapping[str, str]) -> Address:
         theirs, _, hosts = other.netloc.rpartition("@")
         found += [_where(host, port) for host in hosts.split(",")]
         if theirs not in ("", user) or other.path.strip("/") not in ("", path[1:]) or other.query:
-            raise ConfigurationError("user, password, database and options stand in the first URL")
+            raise ConfigurationError("write user, password, database and options in the first URL")
     return Address(scheme, scheme != parts.scheme, user, tuple(found), path, options)
 
 
@@ -199,12 +199,12 @@ def _options(query: str, user: str, others: Mapping[str, str]) -> dict[str, str]
     names = [name for name, _ in pairs] + before
     for name, value in pairs:
         if not name.isidentifier():  # not shown: it may be part of a password
-            raise ConfigurationError("special characters in user and password are written as %40")
+            raise ConfigurationError("write special characters in user and password as %40")
         if not value:  # an unknown name may be part of a password
             named = f"the option {name!r}" if name in OPTIONS else "an option"
             raise ConfigurationError(f"{named} has no value")
         if names.count(name) > 1:
-            raise ConfigurationError(f"it says {name!r} twice")
+            raise ConfigurationError(f"it has {name!r} twice")
     return dict(pairs)
 
 
@@ -215,7 +215,7 @@ def _database(named: str, options: dict[str, str]) -> str:
         raise ConfigurationError("it names two databases")
     (database,) = found
     if not (database.isascii() and database.isdecimal()):  # not shown: it may be part of a password
-        raise ConfigurationError("its database is no number")
+        raise ConfigurationError("its database is not a number")
     return database
 
 
@@ -231,8 +231,8 @@ def _servers(address: Address) -> Topology:
         return Cluster(address.name, address.hosts, node_settings(address, address.hosts[0]))
     if len(address.hosts) > 1:
         raise ConfigurationError(
-            f"several hosts are a cluster ({EXAMPLES['redis+cluster']}), or are asked for"
-            f" the master ({EXAMPLES['sentinel']})"
+            f"several hosts are a cluster ({EXAMPLES['redis+cluster']}), or sentinels that"
+            f" name the master ({EXAMPLES['sentinel']})"
         )
     if address.scheme in _SOCKETS:
         node = _socket_settings(address)
@@ -244,7 +244,7 @@ def _sentinels(address: Address) -> Sentinels:
     options = dict(address.options)
     service = options.pop("service", "") or options.pop("master_name", "")
     if "master_name" in options:
-        raise ConfigurationError("service and master_name are the same, and it says both")
+        raise ConfigurationError("service and master_name are the same option, and it has both")
     if not service:
         raise ConfigurationError(f"it names no service, as in {EXAMPLES['sentinel']}")
     own = {

@@ -454,7 +454,7 @@ def test_a_time_that_nobody_can_wait_is_refused(new_lock, timeout):
 
 
 def test_a_store_has_its_own_prefix(new_lock):
-    with pytest.raises(ConfigurationError, match="goes with a store's URL"):
+    with pytest.raises(ConfigurationError, match="is for a store's URL"):
         new_lock(prefix="other")
 
 
@@ -570,9 +570,9 @@ def test_a_url_names_a_store(redis_url):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"key": ""}, "a text that is not empty"),
-        ({"key": b"k"}, "a text that is not empty"),
-        ({"key": None}, "a text that is not empty"),
+        ({"key": ""}, "a non-empty text"),
+        ({"key": b"k"}, "a non-empty text"),
+        ({"key": None}, "a non-empty text"),
         ({"lease": 0}, "lease must be a number of seconds from 0.1"),
         ({"lease": -1}, "lease must be"),
         ({"lease": 0.05}, "lease must be"),

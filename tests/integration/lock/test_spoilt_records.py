@@ -161,7 +161,7 @@ def test_a_lock_whose_token_cannot_be_read_is_listed_and_can_be_freed(
     assert "'k'" in caplog.text
     assert "locks release --force" in caplog.text
     assert redis_store.acquire(AcquireRequest("k", "another", 5.0)).status is Status.BUSY
-    with pytest.raises(StoreError, match=r"'k' is spoilt.*locks release --force"):
+    with pytest.raises(StoreError, match=r"'k' is corrupt.*locks release --force"):
         redis_store.acquire(AcquireRequest("k", "o", 5.0))
     assert redis_store.release(ReleaseRequest("k", state.owner)).released
 

@@ -505,7 +505,7 @@ def test_a_check_names_an_even_number_and_a_server_that_is_two_nodes(masters, op
     store = open_redlock(f"redlock://{','.join(hosts)}/0")
     doubts = "\n".join(found.message for found in store.check())
 
-    assert "4 nodes bear as many failures as 3 do" in doubts
+    assert "4 nodes tolerate as many failures as 3" in doubts
     assert f"localhost:{first.port} and {first.address} are one server" in doubts
 
 

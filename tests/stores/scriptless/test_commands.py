@@ -129,7 +129,7 @@ def test_a_record_that_is_none_of_ours_is_refused(redis_server, store, prefix):
     with redis_server.client() as client:
         client.set(f"{prefix}:{{k}}:lock", "something")
 
-    with pytest.raises(StoreError, match="none of ours"):
+    with pytest.raises(StoreError, match="is not ours"):
         store.acquire(AcquireRequest("k", "a", 30.0))
 
 

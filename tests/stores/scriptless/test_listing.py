@@ -61,7 +61,7 @@ def test_records_of_somebody_else_are_said_to_be_that(redis_server, store, prefi
 
     with pytest.raises(StoreError, match="another type"):
         store.inspect("k")
-    with pytest.raises(StoreError, match="none of ours"):
+    with pytest.raises(StoreError, match="is not ours"):
         store.inspect("l")
 
 

@@ -121,7 +121,7 @@ def test_a_password_that_is_wrong(ask, server):
 
 
 def test_a_password_too_many(ask, server):
-    ask(server.url.replace("//", "//:hunter2@"), "a password too many|user and password")
+    ask(server.url.replace("//", "//:hunter2@"), "the server has none|user and password")
 
 
 def test_a_user_who_is_switched_off(ask, server):
@@ -174,12 +174,12 @@ def test_a_server_in_protected_mode(ask, at_once):
 
 def test_a_web_server(ask):
     with speaker(HTTP) as url:
-        ask(url, r"what answers there is no Redis \(.*HTTP/1.1 400")
+        ask(url, r"not a Redis server \(.*HTTP/1.1 400")
 
 
 def test_a_server_that_speaks_first(ask):
     with speaker(b"SSH-2.0-OpenSSH_9.2\r\n", at_once=True, last=False) as url:
-        ask(url, r"what answers there is no Redis")
+        ask(url, r"not a Redis server")
 
 
 def test_a_server_that_wants_tls(ask):

@@ -278,7 +278,7 @@ def every_request(store: Store) -> None:
 
     store.count({"acquired||t": 2.0})
     assert store.counts()["acquired||t"] == 2.0
-    assert not [fact for fact in store.describe() if "does not tell of itself" in fact.message]
+    assert not [fact for fact in store.describe() if "reports nothing about itself" in fact.message]
     store.close()
 
     assert names == METHODS

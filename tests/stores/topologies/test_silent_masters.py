@@ -335,6 +335,6 @@ def test_a_key_is_limited_though_the_node_that_lists_it_is_silent(masters, store
     store.units.set_limit(key, Limit(0))
 
     assert store.inspect(key).limit.pauses
-    assert "no list shows it until somebody waits there" in caplog.text
+    assert "lists do not show it until a caller waits there" in caplog.text
     store.units.set_limit(key, None)
     assert store.inspect(key).limit is None

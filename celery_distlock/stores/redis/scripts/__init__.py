@@ -14,7 +14,7 @@ _HEADER = re.compile(r"^-- (KEYS|ARGV|USES)[ ]*(.*)$", re.MULTILINE)
 _OFTEN = re.compile(r"^-- OFTEN (.*)$", re.MULTILINE)  # functions that most calls of a script need
 # A full server refuses a script's first write, but not this one: it changes nothing.
 _NEVER_REFUSED, _FIRST_WRITE = "-- NEVER REFUSED\n", "redis.call('ZREM', KEYS[2], '')\n"
-# beginnings of lines that continue the line before
+# Beginnings of lines that continue the line before.
 _GOES_ON = re.compile(r"[ \t\n})]|end\b|else|until\b")
 # Not those that tests lengthen.
 _CONSTANT = re.compile(
