@@ -8,19 +8,21 @@ thread, so that they may arrive after the release. A receiver that raises is log
 ignored; one that hangs delays the watchdog's signals, which are dropped once 10,000 wait.
 
 ==================  ============================================================================
-signal              further arguments ==================
-============================================================================ ``lock_acquired``
-``token``, ``holder``, ``waited`` (seconds since the first request),
+signal              further arguments
+==================  ============================================================================
+``lock_acquired``   ``token``, ``holder``, ``waited`` (seconds since the first request),
                     ``units``, ``capacity`` (1 and 1: exclusive; capacity 0: any number)
 ``lock_changed``    ``token``, ``holder``, ``units``, ``capacity``: an upgrade, or a downgrade
 ``lock_conflict``   ``holder``, ``remaining`` (seconds); before the policy is applied
-``lock_renewed``    ``token``, ``holder`` ``lock_lost``       ``token``, ``holder``, ``reason``,
-``held`` (seconds) ``lock_released``   ``token``, ``holder``, ``held`` (seconds) ``lock_freed``
-``holder``, ``reason``; not by its holder: its process is gone, or an operator ``task_parked``
-``task_id``, ``holder``, ``place`` (0 is next) ``task_woken``      ``task_id``, ``waited``
-(seconds); it has its key and is about to run ``task_dropped``    ``task_id``; an operator has
-removed it from the queue ``task_joined``     ``task_id``; a call was not sent, as that equal task
-is pending ``task_updated``    ``task_id``; as above, and that task has the call's arguments now
+``lock_renewed``    ``token``, ``holder``
+``lock_lost``       ``token``, ``holder``, ``reason``, ``held`` (seconds)
+``lock_released``   ``token``, ``holder``, ``held`` (seconds)
+``lock_freed``      ``holder``, ``reason``; not by its holder: its process is gone, or an operator
+``task_parked``     ``task_id``, ``holder``, ``place`` (0 is next)
+``task_woken``      ``task_id``, ``waited`` (seconds); it has its key and is about to run
+``task_dropped``    ``task_id``; an operator has removed it from the queue
+``task_joined``     ``task_id``; a call was not sent, as that equal task is pending
+``task_updated``    ``task_id``; as above, and that task has the call's arguments now
 ==================  ============================================================================
 
 If a task is the sender, the ``lock_`` signals also have its ``task_id``. The sender of

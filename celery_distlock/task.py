@@ -94,8 +94,8 @@ class LockedTask(Sending):
             completed: a second delivery of it that waits is executed.
         lock_on_failure: ``"release"``, or ``"requeue"``: a failed task goes back to the end of its
             key's queue.
-        lock_max_requeues: How often a task that lost its lock, or failed, may go back there; each
-            attempt of ``self.retry()`` as often.
+        lock_max_requeues: How often a task that lost its lock, or failed, may go back there. Each
+            attempt of ``self.retry()`` may do so as often.
         lock_on_outage: What to do if the lock store does not answer: ``"retry"`` later, ``"fail"``,
             or ``"run"`` unlocked.
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.

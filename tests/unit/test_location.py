@@ -213,7 +213,7 @@ def test_what_a_password_is_made_of_is_left_alone():
         ("redis://:a@h?password=b", "has 'password' twice"),
         ("redis://a@h?username=b", "has 'username' twice"),
         ("redis://h?client_name=", "'client_name' has no value"),
-        ("redis://h/0#1", "written %23"),
+        ("redis://h/0#1", "write a # as %23"),
         ("unix://run/redis.sock", "no host, as in unix:///run"),
         ("redis+socket:///s?db=1&virtual_host=2", "names two databases"),
     ],
