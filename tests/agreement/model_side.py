@@ -91,30 +91,33 @@ class _Answers(Key):
         place = self.place_of(request.run)
         if reserved and request.mode == "wait":
             self.queue.pop(request.owner, None)
-        is_mine = mine and mine.run == request.run
-        if not is_mine and (answer := self._answer_second(request, mine, reserved)):
+        came = [each for each in (mine, reserved) if each]
+        is_new = came and not (mine and mine.run == request.run)
+        if is_new and (answer := self._answer_second(request, *came)):
             return answer
-        for grant in filter(None, (mine, reserved)):
+        for grant in came:
             if request.mode == "line":
                 return (Status.DONE,)
             if not grant.place or self.admits(request.want, grant):
                 return self._come(request, grant)
             del self.grants[grant.owner]
             place = place or grant.place
+        if answer := self._answer_second(request):
+            return answer
         if request.mode != "line" and (granted := self._enter(request, place)):
             return self._come(request, granted)
         return self._join(request, place, has_left=reserved is not None)
 
-    def _answer_second(self, request: Request, *came: Grant | None) -> Any:
+    def _answer_second(self, request: Request, *came: Grant) -> Any:
         """Answer a run that has ended, or for which another owner has the key."""
         run, other = request.run, None if self.is_alone else self.held_by(request.run)
-        asks = request.redelivered or (request.parks and not any(came))
-        if not run or (any(came) and self.is_parked(run)):
+        asks = request.redelivered or (request.parks and not came)
+        if not run or (came and self.is_parked(run)):
             asks = False
         ended, settles = asks and run in self.done, asks and self.settles.get(run, 0.0)
         if not (ended or settles > self.now or other):
             return None
-        for grant in filter(None, came):
+        for grant in came:
             del self.grants[grant.owner]
             self.hand_over()
         if request.mode == "wait":

@@ -10,6 +10,7 @@ from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.requests import ReleaseRequest
 from celery_distlock.stores.values import (
     ALONE,
+    Completion,
     Limit,
     ParkRequest,
     RenewOutcome,
@@ -229,13 +230,14 @@ class Limits(Given):
 
         assert store.inspect("k").waiting == 1
 
+    @pytest.mark.parametrize("completion", [AGAIN, Completion.UNSETTLED])
     def test_a_task_that_comes_to_a_paused_key_and_has_ended_waits_no_more(
-        self, store: QueueStore
+        self, store: QueueStore, completion: Completion
     ) -> None:
         park_and_pause(store, "run")
         assert ask(store, "k", "b", run="run", redelivered=True, want=SHARED).status is BUSY
 
-        store.release(ReleaseRequest("k", "b", run="run", completion=AGAIN))
+        store.release(ReleaseRequest("k", "b", run="run", completion=completion))
 
         assert store.inspect("k").waiting == 0
 

@@ -73,7 +73,8 @@ local function go(run, of, state, at_ms, envelope)
         redis.call('ZADD', WOKEN, integer(at_ms), run)
     end
     write_run(run, of, envelope)
-    if was == 'waiting' and state ~= 'waiting' then
+    local leaves = was == 'waiting' or (of.y and state == 'settling') -- it had stepped back
+    if leaves and state ~= 'waiting' then
         redis.call('ZREM', QUEUE, 'p:' .. run)
     elseif is_in_woken[was] and not is_in_woken[state] then
         redis.call('ZREM', WOKEN, run)
