@@ -310,7 +310,9 @@ def test_a_store_that_is_away_is_shown_and_comes_back(tab, start_page, private_s
 
     server.stop()
     expect(tab.get_by_role("alert").first).to_contain_text(
-        re.compile(r"^The lock store does not answer, since .*\. Still trying; what is below is")
+        re.compile(
+            r"^The lock store does not answer, since .*\. Still trying; the data below is older"
+        )
     )
     server.start()
 
