@@ -132,7 +132,9 @@ def test_rights_that_are_missing_are_named_with_their_cure(examine, private_serv
 
 
 @pytest.mark.parametrize(
-    ("command", "subject"), [("HINCRBY", "rights"), ("TIME", "locks")], ids=["seldom", "always"]
+    ("command", "subject"),
+    [("HINCRBYFLOAT", "rights"), ("TIME", "locks")],
+    ids=["seldom", "always"],
 )
 def test_a_command_that_a_server_hides_is_named(examine, private_server, command, subject):
     server = private_server(options={**PERSISTENT, "rename-command": f'{command} ""'})
@@ -145,12 +147,12 @@ def test_a_command_that_a_server_hides_is_named(examine, private_server, command
 
 
 def test_rights_that_are_missing_beside_a_hidden_command_are_named(examine, private_server, ask):
-    server = private_server(options={**PERSISTENT, "rename-command": 'HINCRBY ""'})
+    server = private_server(options={**PERSISTENT, "rename-command": 'HINCRBYFLOAT ""'})
     ask(server).execute_command("ACL", "SETUSER", "default", "-zscan")
 
     _, found = examine(server.url)
 
-    assert "no HINCRBY, and this user lacks the rights +zscan" in found["rights"]["found"]
+    assert "no HINCRBYFLOAT, and this user lacks the rights +zscan" in found["rights"]["found"]
 
 
 def test_a_password_that_is_missing_is_asked_for(examine, private_server, ask):
