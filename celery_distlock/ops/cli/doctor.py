@@ -55,11 +55,11 @@ _STYLE = {Severity.OK: "green", Severity.DOUBT: "yellow", Severity.BAD: "bold re
 )
 def doctor_(obj: CLIContext, samples: int, as_json: bool, allow_doubts: bool) -> None:
     """
-    Check whether the lock store can be trusted with locks, and suggest remedies.
+    Check whether the lock store can be trusted with locks.
 
-    It acquires and releases a lock of its own, writes and removes a test record, and changes
-    nothing else. The exit status is 0 without problems, 1 if there are doubts, and 2 if locks
-    cannot work.
+    It suggests remedies. It acquires and releases a lock of its own, writes and removes a test
+    record, and changes nothing else. The exit status is 0 without problems, 1 if there are doubts,
+    and 2 if locks cannot work.
     """
     Runtime.of(obj.app).import_tasks()  # their options say what the store must support
     findings = list(examine(obj.app, samples))

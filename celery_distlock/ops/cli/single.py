@@ -131,11 +131,11 @@ def suggest(obj: CLIContext, admin: Admin, key: str) -> None:
 @json_option
 def show_(obj: CLIContext, key: str, as_json: bool) -> None:
     """
-    Show the holders of KEY, the units in use, and the number of waiters.
+    Show the holders of KEY and the number of waiters.
 
-    It also shows the first delayed calls, the calls that duplicates would join, and the recent
-    actions of operators. The exit status is 1 if the key is free. A resting key is not free, though
-    it has no holder.
+    It also shows the units in use, the first delayed calls, the calls that duplicates would join,
+    and the recent actions of operators. The exit status is 1 if the key is free. A resting key is
+    not free, though it has no holder.
     """
     admin = admin_of(obj)
     info, now = admin.show(key), time.time()
