@@ -113,9 +113,10 @@ def test_a_holder_s_name_is_told_without_what_a_terminal_would_obey(site, celery
 
 
 def test_a_lock_without_an_end_is_null_in_the_list(site, key):
-    """Asked of this process, where no renewal gives the lock an end again meanwhile."""
+    """Asked of this process, where no renewal gives the lock an end in between."""
     with site.held(key), redis.Redis.from_url(site.app.conf.result_backend) as client:
-        client.persist(site.record(key))
+        _, _, others = client.hget(site.record(key), "x").partition(b" ")
+        client.hset(site.record(key), "x", b"%d %b" % (10**30, others))
 
         (lock,) = control.locks(SimpleNamespace(app=site.app), pattern=key)
 
