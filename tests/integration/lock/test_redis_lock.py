@@ -488,7 +488,7 @@ def test_a_deleted_lock_is_noticed_within_a_lease(redis_store, redis_url, prefix
         lock.release()
 
 
-def test_a_lock_that_somebody_else_got_is_noticed_and_stays_his(
+def test_a_loss_to_another_owner_is_noticed_and_leaves_its_lock(
     redis_store, redis_url, prefix, events
 ):
     lock = Lock("k", store=redis_store, lease=LEASE)
@@ -498,7 +498,7 @@ def test_a_lock_that_somebody_else_got_is_noticed_and_stays_his(
 
     wait_until(lambda: events.of("lock_lost"), what="the loss")
 
-    with pytest.raises(LockLostError, match="somebody else"):
+    with pytest.raises(LockLostError, match="another owner holds it"):
         lock.release()
     assert redis_store.inspect("k").owner == "other"
 

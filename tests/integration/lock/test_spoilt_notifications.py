@@ -30,5 +30,5 @@ def test_garbage_on_a_delivery_channel_costs_a_line_in_the_log_and_no_more(
 
     assert [(wake.name, wake.run, wake.envelope) for wake in taken] == [("k", "run", b"{}")]
     lines = [record.getMessage() for record in caplog.records]
-    assert len([line for line in lines if "no run" in line]) == len(GARBAGE)
+    assert len([line for line in lines if "not a task" in line]) == len(GARBAGE)
     assert not [line for line in lines if "subscription broke" in line]
