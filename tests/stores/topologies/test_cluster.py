@@ -554,7 +554,7 @@ def test_a_server_that_is_no_cluster_is_named(redis_server):
     url = redis_server.url.replace("redis://", "redis+cluster://")
     with (
         closing(RedisStore(url, "p")) as store,
-        pytest.raises(StoreUnavailableError, match="is not of a cluster"),
+        pytest.raises(StoreUnavailableError, match="is not in a cluster"),
     ):
         store.acquire(AcquireRequest("k", "a", 30.0))
 
