@@ -6,7 +6,7 @@ READY := .venv/.ready
 RIVALS := .venv/.rivals
 TRACERS := .venvs/tracers/.ready
 
-.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos model agreement lint bench clean
+.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos model agreement lint bench changelog clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -142,9 +142,13 @@ lint: $(READY)  ## check style, types, the direction of imports, and what GitHub
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
+	$(BIN)/towncrier build --draft --version next >/dev/null
 
 docs: $(READY)  ## build the documentation, build/docs/index.html
 	@$(BIN)/sphinx-build -W --keep-going -q docs build/docs && echo "build/docs/index.html"
+
+changelog: $(READY)  ## say what the changelog will say of the next release
+	@$(BIN)/towncrier build --draft --version next
 
 bench: $(READY) $(RIVALS)  ## measure, side by side with others
 	@$(BIN)/python bench/run.py

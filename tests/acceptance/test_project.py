@@ -141,20 +141,26 @@ def test_the_source_distribution_has_what_the_readme_and_the_tests_read(dist):
     assert files - inside == set()
 
 
-def release_notes(folder, changelog, version):
-    """Run the script in a copy of what it reads."""
-    (folder / ".github").mkdir()
-    (folder / "celery_distlock").mkdir()
+def tree(folder, changelog, entries=()):
+    """Make a copy of what a release reads."""
+    for name in (".github", "celery_distlock", "changes"):
+        (folder / name).mkdir()
     (folder / ".github" / "release_notes.py").write_text(RELEASE_NOTES.read_text())
     (folder / "celery_distlock" / "__init__.py").write_text('__version__ = "1.2.3"\n')
     (folder / "CHANGELOG.md").write_text(changelog)
+    for name, text in entries:
+        (folder / "changes" / name).write_text(text)
+
+
+def release_notes(folder, version):
+    """Run the script of that copy."""
     command = [sys.executable, folder / ".github" / "release_notes.py", version]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 CHANGELOG = """# Changelog
 
-## Unreleased
+<!-- towncrier release notes start -->
 
 ## 1.2.3 - 2026-12-01
 
@@ -169,7 +175,8 @@ CHANGELOG = """# Changelog
 
 
 def test_the_notes_of_a_release_are_what_the_changelog_says_of_it(tmp_path):
-    done = release_notes(tmp_path, CHANGELOG, "1.2.3")
+    tree(tmp_path, CHANGELOG)
+    done = release_notes(tmp_path, "1.2.3")
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
@@ -179,16 +186,53 @@ def test_the_notes_of_a_release_are_what_the_changelog_says_of_it(tmp_path):
     )
 
 
+def test_towncrier_makes_the_section_that_a_release_reads(tmp_path):
+    entries = [("+a-fault.fixed.md", "A fault.\n"), ("+a-key.added.md", "A key.\n")]
+    tree(tmp_path, CHANGELOG.replace("1.2.3", "1.2.2"), entries)
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    for command in (
+        ["git", "init", "--quiet"],
+        ["git", "add", "."],
+        [sys.executable, "-m", "towncrier", "build", "--yes", "--version", "1.2.3"],
+    ):
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+
+    done = release_notes(tmp_path, "1.2.3")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "### Added\n\n- A key.\n\n### Fixed\n\n- A fault.\n"
+
+
 @pytest.mark.parametrize(
     ("changelog", "version", "said"),
     [
         (CHANGELOG, "1.2.4", "another __version__ than 1.2.4"),
-        (CHANGELOG.replace("1.2.3", "1x2.3"), "1.2.3", "says nothing of 1.2.3"),
+        (CHANGELOG.replace("1.2.3", "1x2.3"), "1.2.3", "no dated section of 1.2.3"),
+        (CHANGELOG.replace("2026-12-01", "soon"), "1.2.3", "no dated section of 1.2.3"),
     ],
-    ids=["another version", "not in the changelog"],
+    ids=["another version", "not in the changelog", "no date"],
 )
 def test_a_tag_that_disagrees_with_the_tree_is_no_release(tmp_path, changelog, version, said):
-    done = release_notes(tmp_path, changelog, version)
+    tree(tmp_path, changelog)
+    done = release_notes(tmp_path, version)
 
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr
+
+
+def test_a_tag_before_the_changelog_has_every_entry_is_no_release(tmp_path):
+    tree(tmp_path, CHANGELOG, [("+a-key.added.md", "A key.\n")])
+    done = release_notes(tmp_path, "1.2.3")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "entries that CHANGELOG.md lacks: +a-key.added.md" in done.stderr
+
+
+def test_links_of_the_changelog_and_its_entries_lead_to_files():
+    pages = [ROOT / "CHANGELOG.md", *(ROOT / "changes").glob("+*")]
+    links = [
+        link for page in pages for link in re.findall(r"\]\((?![a-z]+:)([^)#]+)", page.read_text())
+    ]
+
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).is_file()] == []
