@@ -130,6 +130,17 @@ def test_an_index_is_told_where_the_project_is(metadata):
     assert {"Framework :: Celery", "Framework :: Pytest"} <= set(metadata.get_all("Classifier"))
 
 
+def test_the_wheel_has_every_file_of_the_package(dist):
+    (wheel,) = dist.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        inside = set(archive.namelist())
+    package = (path for path in (ROOT / "celery_distlock").rglob("*") if path.is_file())
+    files = {path.relative_to(ROOT).as_posix() for path in package if path.suffix != ".pyc"}
+
+    assert {"celery_distlock/py.typed"} <= files
+    assert files - inside == set()
+
+
 def test_the_source_distribution_has_what_the_readme_and_the_tests_read(dist):
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as sources:
