@@ -29,8 +29,9 @@ LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py tes
   hanging_services order orphaned_holds pools retries several_keys several_keys_and_workers threads \
   traces trust trust_certificates trust_signed worker_start)
 
+# SLOWEST=--durations=100 shows which tests take longest.
 # Four at a time, also on two cores: while some wait for servers, others compute.
-TOGETHER := -n 4 --dist loadscope
+TOGETHER := -n 4 --dist loadscope $(SLOWEST)
 
 test: $(READY)  ## run the tests that every change needs, in minutes
 	@$(BIN)/pytest $(TOGETHER) -m "not exhaustive" $(LATER:%=--ignore %) $(CORE)
@@ -60,7 +61,7 @@ OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
   tests/contract/test_topologies.py tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
 test-oldest: $(OLDEST)/.ready $(TRACERS)  ## run most tests with the oldest version of every dependency
-	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal $(WITHOUT_OWN) \
+	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) \
 	  --ignore tests/integration/web/test_browser.py $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
@@ -96,7 +97,7 @@ test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver 
 .PHONY: $(DRIVERS:%=test-%)
 $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@echo "With $*"
-	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(WITHOUT_OWN) $(DRIVER_TESTS)
+	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) $(DRIVER_TESTS)
 
 # The folder's name says what is in it: the second and the fourth word are versions. celery-batches 0.11 needs
 # a Celery before 5.7.
@@ -132,11 +133,12 @@ agreement: SCHEDULES := 100000
 agreement: $(READY)  ## two stores beside each other in random schedules; half an hour
 	@$(BIN)/python -m tests.agreement --schedules $(SCHEDULES) $(SEED:%=--seed %) $(SIDES:%=--sides %) --processes 2
 
-lint: $(READY)  ## check style, types, the direction of imports, and what GitHub and Read the Docs read
+lint: $(READY)  ## check style, types, the direction of imports, tests/shaky.txt, and what GitHub and Read the Docs read
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python -m tests.shaky
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
