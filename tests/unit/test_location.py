@@ -242,10 +242,10 @@ SOME_OF_EACH = [
 
 
 @pytest.mark.parametrize("url", SOME_OF_EACH)
-@pytest.mark.parametrize("database", ["abc", "-1", "1.5", "1/2", "²", "0x1"])
-def test_a_database_is_a_number(url, database):
-    with pytest.raises(ConfigurationError, match="database is not a number"):
-        open_store(url.format(database), "distlock")
+def test_a_database_is_a_number(url):
+    for database in ("abc", "-1", "1.5", "1/2", "²", "0x1"):
+        with pytest.raises(ConfigurationError, match="database is not a number"):
+            open_store(url.format(database), "distlock")
 
 
 @pytest.mark.parametrize("url", SOME_OF_EACH)
@@ -257,21 +257,20 @@ def test_the_database_that_is_named_is_used(url):
     assert "7" in store.identity
 
 
-@pytest.mark.parametrize("url", [url.format(0) for url in SOME_OF_EACH])
-@pytest.mark.parametrize(
-    "option",
-    [
-        *("max_connections=10", "socket_timeout=5", "socket_connect_timeout=5", "timeout=5"),
-        *("retry_on_timeout=true", "retry_on_error=x", "health_check_interval=30", "protocol=3"),
-        *("decode_responses=true", "encoding=latin1", "encoding_errors=ignore"),
-        "legacy_responses=false",
-    ],
+NOT_FOR_LOCKS = (
+    *("max_connections=10", "socket_timeout=5", "socket_connect_timeout=5", "timeout=5"),
+    *("retry_on_timeout=true", "retry_on_error=x", "health_check_interval=30", "protocol=3"),
+    *("decode_responses=true", "encoding=latin1", "encoding_errors=ignore"),
+    "legacy_responses=false",
 )
-def test_an_option_that_would_be_set_to_no_avail_is_refused(url, option):
-    name = option.partition("=")[0]
 
-    with pytest.raises(ConfigurationError, match=f"option '{name}' is not for locks"):
-        open_store(f"{url}{'&' if '?' in url else '?'}{option}", "distlock")
+
+@pytest.mark.parametrize("url", [url.format(0) for url in SOME_OF_EACH])
+def test_an_option_that_would_be_set_to_no_avail_is_refused(url):
+    for option in NOT_FOR_LOCKS:
+        name = option.partition("=")[0]
+        with pytest.raises(ConfigurationError, match=f"option '{name}' is not for locks"):
+            open_store(f"{url}{'&' if '?' in url else '?'}{option}", "distlock")
 
 
 @pytest.mark.parametrize("option", ["replicas=1", "scripts=off", "service=m"])

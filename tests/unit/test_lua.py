@@ -19,7 +19,6 @@ LIBRARIES = [
     *("several", "calls"),
 ]
 SCRIPTS = [name for name in NAMES if name not in LIBRARIES]
-each_script = pytest.mark.parametrize("name", SCRIPTS)
 
 
 def own_text(name):
@@ -46,84 +45,86 @@ def write_script(monkeypatch, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_header_parses(name):
-    script = scripts.load(name)
+def test_every_header_parses():
+    for name in NAMES:
+        script = scripts.load(name)
 
-    assert script.name == name
-    assert script.keys
-    assert len(set(script.keys)) == len(script.keys)
-    assert len(set(script.arguments)) == len(script.arguments)
-
-
-@each_script
-def test_every_header_says_what_the_script_does_and_returns(name):
-    assert re.match(rf"-- {name}\.lua: \S", own_text(name))
-    assert re.search(r"^-- returns \S", own_text(name), re.MULTILINE)
+        assert script.name == name
+        assert script.keys, name
+        assert len(set(script.keys)) == len(script.keys), name
+        assert len(set(script.arguments)) == len(script.arguments), name
 
 
-@each_script
-def test_the_header_names_the_arguments_as_the_code_does(name):
-    unpacked = re.search(r"local ([\w, ]+) = unpack\(ARGV\)", code(name))
-    indexes = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", code(name))}
-
-    if unpacked:
-        assert tuple(unpacked[1].split(", ")) == scripts.load(name).arguments
-    else:
-        assert indexes == set(range(1, len(scripts.load(name).arguments) + 1))
+def test_every_header_says_what_the_script_does_and_returns():
+    for name in SCRIPTS:
+        assert re.match(rf"-- {name}\.lua: \S", own_text(name)), name
+        assert re.search(r"^-- returns \S", own_text(name), re.MULTILINE), name
 
 
-@each_script
-def test_the_header_names_every_key_that_is_used(name):
-    texts = own_text(name), *map(own_text, used_by(name))
-    used = {int(index) for text in texts for index in re.findall(r"KEYS\[(\d+)\]", text)}
+def test_the_header_names_the_arguments_as_the_code_does():
+    for name in SCRIPTS:
+        unpacked = re.search(r"local ([\w, ]+) = unpack\(ARGV\)", code(name))
+        indexes = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", code(name))}
 
-    assert used == set(range(1, len(scripts.load(name).keys) + 1))
+        if unpacked:
+            assert tuple(unpacked[1].split(", ")) == scripts.load(name).arguments, name
+        else:
+            assert indexes == set(range(1, len(scripts.load(name).arguments) + 1)), name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_script_makes_up_a_key(name):
+def test_the_header_names_every_key_that_is_used():
+    for name in SCRIPTS:
+        texts = own_text(name), *map(own_text, used_by(name))
+        used = {int(index) for text in texts for index in re.findall(r"KEYS\[(\d+)\]", text)}
+
+        assert used == set(range(1, len(scripts.load(name).keys) + 1)), name
+
+
+def test_no_script_makes_up_a_key():
     # A cluster, and a proxy before one, route a script by the keys that it declares.
     named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "RETURNS", "KEYS[1]", "KEYS[2]"}
     named |= {"UNTIL", "FREE", "DUE", "TICKER", "RATE", "LATER", "CALLS"}
-    calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
+    for name in NAMES:
+        calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
 
-    assert calls or "\n-- USES " in own_text(name)  # these do
-    for command, first in calls:
-        assert command not in {"KEYS", "SCAN", "FLUSHALL", "FLUSHDB", "EVAL"}
-        assert command in {"TIME", "PUBLISH", "SPUBLISH"} or first in named
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_script_uses_another_clock_than_the_servers(name):
-    assert not re.search(r"os\.|math\.random", code(name))
+        assert calls or "\n-- USES " in own_text(name), name  # these do
+        for command, first in calls:
+            assert command not in {"KEYS", "SCAN", "FLUSHALL", "FLUSHDB", "EVAL"}, name
+            assert command in {"TIME", "PUBLISH", "SPUBLISH"} or first in named, name
 
 
-@each_script
-def test_the_digest_is_that_of_the_whole_source(name):
-    script = scripts.load(name)
-
-    assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
+def test_no_script_uses_another_clock_than_the_servers():
+    for name in NAMES:
+        assert not re.search(r"os\.|math\.random", code(name)), name
 
 
-@each_script
-def test_every_line_that_does_something_is_there_in_its_order(name):
-    lines = [line for line in code(name).splitlines() if re.match(r"if |return |redis\.", line)]
-    source = re.sub(r"--.*|\bF\d*\.", "", scripts.load(name).source).splitlines()
+def test_the_digest_is_that_of_the_whole_source():
+    for name in SCRIPTS:
+        script = scripts.load(name)
 
-    assert lines
-    assert [line for line in source if line in set(lines)] == lines
+        assert script.sha == hashlib.sha1(script.source.encode()).hexdigest(), name
 
 
-@each_script
-def test_every_function_is_needed(name):
-    source = re.sub("--.*", "", scripts.load(name).source)
-    functions = re.findall(r"^(?!F_made)(\w+) = function|\bF_name == '(\w+)'", source, re.MULTILINE)
-    functions = [at_once or when_called for at_once, when_called in functions]
+def test_every_line_that_does_something_is_there_in_its_order():
+    for name in SCRIPTS:
+        lines = [line for line in code(name).splitlines() if re.match(r"if |return |redis\.", line)]
+        source = re.sub(r"--.*|\bF\d*\.", "", scripts.load(name).source).splitlines()
 
-    for function in functions:
-        assert re.search(rf"\bF\d*\.{function}\b", source)
-    assert len(functions) == len(set(functions))
+        assert lines, name
+        assert [line for line in source if line in set(lines)] == lines, name
+
+
+def test_every_function_is_needed():
+    for name in SCRIPTS:
+        source = re.sub("--.*", "", scripts.load(name).source)
+        functions = re.findall(
+            r"^(?!F_made)(\w+) = function|\bF_name == '(\w+)'", source, re.MULTILINE
+        )
+        functions = [at_once or when_called for at_once, when_called in functions]
+
+        for function in functions:
+            assert re.search(rf"\bF\d*\.{function}\b", source), name
+        assert len(functions) == len(set(functions)), name
 
 
 @pytest.mark.parametrize(
@@ -360,13 +361,13 @@ def test_a_function_that_needs_what_is_computed_later_is_refused(write_script):
         scripts.load(user)
 
 
-@each_script
-def test_every_constant_that_is_used_is_defined(name):
-    source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)
-    defined = re.findall(r"local ([A-Z_, ]+) =", source)
-    names = {each for line in defined for each in line.split(", ")} | {"KEYS", "ARGV"}
+def test_every_constant_that_is_used_is_defined():
+    for name in SCRIPTS:
+        source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)
+        defined = re.findall(r"local ([A-Z_, ]+) =", source)
+        names = {each for line in defined for each in line.split(", ")} | {"KEYS", "ARGV"}
 
-    assert set(re.findall(r"\b[A-Z][A-Z_]+\b", source)) <= names
+        assert set(re.findall(r"\b[A-Z][A-Z_]+\b", source)) <= names, name
 
 
 def test_a_script_that_is_not_there_is_an_error():
