@@ -18,10 +18,8 @@ MOVED, TERMS, POLICY = (f"DISTLOCK_TEST_DEPLOYS_{each}" for each in ("MOVED", "T
 FEW = {TERMS: '{"capacity": 2}'}
 MANY_BY_RATE = {TERMS: '{"shared": true, "rate": "50/s"}'}
 # What the old and the new release say, and the new one's key.
-KEYS = {
-    "another key": ({}, {MOVED: "{key}:new"}, "{key}:new"),
-    "no key": ({}, {MOVED: ""}, "{key}"),
-}
+ANOTHER_KEY = ({}, {MOVED: "{key}:new"}, "{key}:new")
+NO_KEY = ({}, {MOVED: ""}, "{key}")
 OTHERS = {
     "another key of several holders": (FEW, {MOVED: "{key}:new", **FEW}, "{key}:new"),
     "several holders": ({}, FEW, "{key}"),
@@ -33,9 +31,10 @@ OTHERS = {
 CHANGES = pytest.mark.parametrize(
     ("task", "change"),
     [
+        pytest.param(LATE, ANOTHER_KEY, id=f"another key-{LATE}"),
+        pytest.param(EARLY, ANOTHER_KEY, id=f"another key-{EARLY}"),
         *(
-            pytest.param(task, KEYS[name], id=f"{name}-{task}")
-            for name in KEYS
+            pytest.param(task, NO_KEY, id=f"no key-{task}", marks=pytest.mark.exhaustive)
             for task in (LATE, EARLY)
         ),
         *(
@@ -108,7 +107,7 @@ def test_it_does_not_run_in_the_old_worker_beside_the_new_one(bare_site, start, 
 
 @CHANGES
 @pytest.mark.faults
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_it_does_not_run_in_the_new_worker_beside_the_old_one(
     bare_site, start, key, task, change, dies
 ):
