@@ -6,6 +6,7 @@ which it would have sent. Celery's own part of a call (routing, signals, the res
 """
 
 import datetime
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +15,11 @@ from typing import Any
 from celery_distlock.engine.wants import ensure_able
 from celery_distlock.errors import ConfigurationError, LockKeyError, StoreUnavailableError
 from celery_distlock.key import Key
+from celery_distlock.keys import Receive
 from celery_distlock.settings import check_via
 from celery_distlock.stores import Ability, QueueStore
 from celery_distlock.stores.requests import Identity
+from celery_distlock.unique import CallRule
 
 from .app import Runtime
 from .call_rules import OBLIGING, send_once, terms_of
@@ -42,69 +45,71 @@ def apply_async(
     options: dict[str, Any],
 ) -> Any:
     """
-    Send one call of *task*, through the store where that is wanted; return what *apply* does.
+    Send one call of *task*, through the store if that is requested; return what *apply* returns.
 
-    Where the task has a call rule, the result's `joined` says whether it is that of another call.
+    If the task has a call rule, the result's `joined` is whether it is that of another call. A
+    link, a retry, and a call with ``lock_unique=None``, is sent by the broker where another call
+    would raise an error.
 
     Args:
         task: A locked task.
         apply: Celery's `apply_async` of the task.
-        args: The call's.
-        kwargs: Likewise.
+        args: The call's positional arguments.
+        kwargs: The call's keyword arguments.
         producer: As Celery takes it.
-        options: All else that the call has; ``lock_via`` is ours.
+        options: All other options of the call, and ``lock_via`` and ``lock_unique``.
 
     Raises:
-        ConfigurationError: The task, or the store, is not for that.
+        ConfigurationError: The task, or the store, cannot do that.
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
-
-    A link, a retry, and a call with ``lock_unique=None``, is sent by the broker instead of these.
     """
     via, unique = take_call_options(task, options, by_celery=_is_sent_by_celery(options))
     runtime = Runtime.of(task.app)
-    plan = runtime.plan_of(task)
-    if plan is None or not _is_for_the_store(task, runtime, plan, via, options):
-        return apply(args, kwargs, producer=producer, **options)
-    rule = None if unique is None else plan.unique
-    must_go = _is_sent_by_celery(options) or (unique is None and via is UNSET)
-    try:
-        given = tuple(args or ()), dict(kwargs or {}), receive_of_call(task, options)
-        keys = plan.rule.keys(*given)
-        if len(keys) > 1 and plan.by_default and via is UNSET:
-            keys = ()  # the app's way is for what can go it
-        call = _call_of(task, runtime, plan, keys, options, must_go=must_go)
-        if call is not None and rule is not None and plan.identity is not None:
-            name = plan.identity.of(*given)
-            call = replace(call, terms=terms_of(task, rule, name, options))
-    except (LockKeyError, ConfigurationError):
-        if not must_go:
-            raise
-        call = None  # its own run says so
+    plan, call = runtime.plan_of(task), None
+    if plan is not None and _is_for_the_store(task, runtime, plan, via, options):
+        must_go = _is_sent_by_celery(options) or (unique is None and via is UNSET)
+        rule = None if unique is None else plan.unique
+        try:
+            given = tuple(args or ()), dict(kwargs or {}), receive_of_call(task, options)
+            call = _call_of(
+                task, runtime, plan, rule, given, options=options, via=via, must_go=must_go
+            )
+        except (LockKeyError, ConfigurationError):
+            if not must_go:
+                raise  # otherwise its own execution reports it
     if call is None:
         return apply(args, kwargs, producer=producer, **options)
-    connection, producer = (
-        options.pop("connection", None),
-        producer or options.pop("publisher", None),
-    )
+    connection = options.pop("connection", None)
+    producer = producer or options.pop("publisher", None)
+    apply = functools.partial(apply, args, kwargs)
+    opened = functools.partial(StoreProducer, producer=producer, connection=connection)
+    send = functools.partial(_send, call, apply, options, opened)
+    return send(None) if rule is None else _send_by_rule(call, rule, options, send)
 
-    def send(
-        identity: Identity | None,
-        delay: float | None = None,
-        *,
-        away: bool = False,
-        number: int = 0,
-        **more: Any,
-    ) -> Any:
-        ours = {**options, "countdown": None, "eta": None, **more}
-        this = call if delay is None else replace(call, delay=delay)
-        with StoreProducer(
-            this, identity, producer, connection, store_is_away=away, number=number
-        ) as through:
-            return apply(args, kwargs, **ours, producer=through)
 
-    if rule is None:
-        return send(None)
+def _send(
+    call: Call,
+    apply: Callable[..., Any],
+    options: Mapping[str, Any],
+    opened: Callable[..., StoreProducer],
+    identity: Identity | None,
+    delay: float | None = None,
+    *,
+    away: bool = False,
+    number: int = 0,
+    **more: Any,
+) -> Any:
+    """Have Celery publish *call* by a producer that gives the message to the store."""
+    ours = {**options, "countdown": None, "eta": None, **more}
+    this = call if delay is None else replace(call, delay=delay)
+    with opened(this, identity, store_is_away=away, number=number) as through:
+        return apply(**ours, producer=through)
+
+
+def _send_by_rule(
+    call: Call, rule: CallRule, options: Mapping[str, Any], send: Callable[..., Any]
+) -> Any:
     if any(options.get(option) for option in OBLIGING):
         return send(call.terms._replace(replaces=KEEPS))
     try:
@@ -112,7 +117,7 @@ def apply_async(
     except StoreUnavailableError as error:
         if rule.on_outage == "raise" and not call.must_go:
             raise
-        logger.warning("%s is sent in any case, the lock store is away: %s", task.name, error)
+        logger.warning("%s is sent in any case, the lock store is away: %s", call.task.name, error)
         return send(None, away=True)
 
 
@@ -120,28 +125,39 @@ def _call_of(
     task: Task,
     runtime: Runtime,
     plan: Plan,
-    keys: tuple[Key, ...],
-    options: Mapping[str, Any],
+    rule: CallRule | None,
+    given: tuple[tuple[Any, ...], dict[str, Any], Receive],
     *,
+    options: Mapping[str, Any],
+    via: Any,
     must_go: bool,
 ) -> Call | None:
-    """Return a call, which has no identity yet; None: it has no *keys* to wait at."""
-    if not keys:
-        return None
+    """Return a call with the arguments that are *given*; None: it has no key to wait at."""
+    keys = plan.rule.keys(*given)
+    if not keys or (len(keys) > 1 and plan.by_default and via is UNSET):
+        return None  # the app's default is for calls that can go through the store
     if len(keys) > 1:
         other = "lock_unique=None" if plan.unique else "lock_via='broker'"
         raise ConfigurationError(
             f"task {task.name}: {plan.sent_by} waits at one key, and lock_key returned"
             f" {len(keys)}; have it return one, or send the call with {other}"
         )
+    store = _able_store(task, plan, runtime, keys[0])
+    call = Call(task, runtime, plan, store, keys[0], _delay(options), must_go)
+    if rule is None or plan.identity is None:
+        return call
+    return replace(call, terms=terms_of(task, rule, plan.identity.of(*given), options))
+
+
+def _able_store(task: Task, plan: Plan, runtime: Runtime, key: Key) -> QueueStore:
     store = runtime.store
-    ensure_able(store, keys, f"task {task.name}")
+    ensure_able(store, (key,), f"task {task.name}")
     if Ability.QUEUE not in store.abilities:
         raise ConfigurationError(
             f"task {task.name}: {plan.sent_by} needs a store that can {Ability.QUEUE.value};"
             f" {store.address} cannot"
         )
-    return Call(task, runtime, plan, QueueStore.of(store), keys[0], _delay(options), must_go)
+    return QueueStore.of(store)
 
 
 def _is_sent_by_celery(options: Mapping[str, Any]) -> bool:
