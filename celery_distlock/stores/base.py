@@ -21,6 +21,7 @@ from .values import (
     RenewOutcome,
     Reply,
     Sending,
+    Status,
     Want,
     WokenTask,
 )
@@ -237,6 +238,13 @@ class Store(ABC):
     @abstractmethod
     def check(self) -> list[Finding]:
         """Return the doubts about keeping locks here; raise `StoreError` if it cannot serve."""
+
+    def _try_lock(self, key: str, lease: float = 1.0) -> None:
+        """Acquire and release *key*, for `check`; raise `StoreError` if it is not granted."""
+        reply = self.acquire(AcquireRequest(key, "probe", lease))
+        self.release(ReleaseRequest(key, "probe"))
+        if reply.status is not Status.GRANTED:
+            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
 
     def dispatch(
         self,

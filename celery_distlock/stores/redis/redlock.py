@@ -354,11 +354,7 @@ class RedlockStore(ListingStore, CountingStore):
                     yield replace(finding, message=f"{finding.message} ({address})")
 
     def check(self) -> list[Finding]:
-        probe = f"{self._prefix}:probe:{os.urandom(8).hex()}"
-        reply = self.acquire(AcquireRequest(probe, "probe", 1.0))
-        self.release(ReleaseRequest(probe, "probe"))
-        if reply.status is not Status.GRANTED:
-            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
+        self._try_lock(f"{self._prefix}:probe:{os.urandom(8).hex()}")
         look = [command(b"", "INFO"), command(b"", "TIME")]
         answers = self._nodes.ask(look, enough=_all_have_answered)
         return [*self._of_all_nodes(answers), *self._of_each_node(answers)]

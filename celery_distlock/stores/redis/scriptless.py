@@ -426,10 +426,7 @@ class ScriptlessStore(ListingStore, CountingStore):
 
     def check(self) -> list[Finding]:
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
-        reply = self.acquire(AcquireRequest(probe, "probe", 1.0))
-        self.release(ReleaseRequest(probe, "probe"))
-        if reply.status is not Status.GRANTED:
-            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
+        self._try_lock(probe)
         (info,) = self._requests.attempt([command(probe.encode(), "INFO")]).answers
         findings = list(memory_findings(parse_info(info))) if isinstance(info, bytes) else []
         return findings + self._servers.check()
@@ -578,40 +575,20 @@ class _Commands(NamedTuple):
     delete: Callable[[bytes, bytes], Command]
 
 
-def _set_if_equal(name: bytes, old: bytes, new: bytes, ms: int) -> Command:
-    return command(name, "SET", name, new, "IFEQ", old, "PX", ms)
-
-
-def _cas(name: bytes, old: bytes, new: bytes, ms: int) -> Command:
-    return command(name, "CAS", name, old, new, "PX", ms)
-
-
-def _delete_if_equal(name: bytes, old: bytes) -> Command:
-    return command(name, "DELIFEQ", name, old)
-
-
-def _delex(name: bytes, old: bytes) -> Command:
-    return command(name, "DELEX", name, "IFEQ", old)
-
-
-def _cad(name: bytes, old: bytes) -> Command:
-    return command(name, "CAD", name, old)
-
-
-def _end_if_equal(name: bytes, old: bytes) -> Command:
-    # An end in the past: the key is gone immediately.
-    return command(name, "SET", name, old, "IFEQ", old, "PXAT", 1)
-
-
 _SWAPS: dict[str, Callable[[bytes, bytes, bytes, int], Command]] = {
-    "SET with IFEQ (Valkey 8.1, Redis 8.4)": _set_if_equal,
-    "CAS (Tair)": _cas,
+    "SET with IFEQ (Valkey 8.1, Redis 8.4)": lambda name, old, new, ms: command(
+        name, "SET", name, new, "IFEQ", old, "PX", ms
+    ),
+    "CAS (Tair)": lambda name, old, new, ms: command(name, "CAS", name, old, new, "PX", ms),
 }
 _DELETES: dict[str, Callable[[bytes, bytes], Command]] = {
-    "DELIFEQ (Valkey 9.0)": _delete_if_equal,
-    "DELEX (Redis 8.4)": _delex,
-    "CAD (Tair)": _cad,
-    "SET with IFEQ (Valkey 8.1)": _end_if_equal,
+    "DELIFEQ (Valkey 9.0)": lambda name, old: command(name, "DELIFEQ", name, old),
+    "DELEX (Redis 8.4)": lambda name, old: command(name, "DELEX", name, "IFEQ", old),
+    "CAD (Tair)": lambda name, old: command(name, "CAD", name, old),
+    # An end in the past: the key is gone immediately.
+    "SET with IFEQ (Valkey 8.1)": lambda name, old: command(
+        name, "SET", name, old, "IFEQ", old, "PXAT", 1
+    ),
 }
 
 

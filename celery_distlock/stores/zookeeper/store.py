@@ -320,10 +320,7 @@ class ZooKeeperStore(ListingStore):
     def check(self) -> list[Finding]:
         probe = f"probe:{secrets.token_hex(8)}"
         session = self._contact.ask(lambda talk: talk.session, probe)
-        reply = self.acquire(AcquireRequest(probe, "probe", min(1.0, session.timeout)))
-        self.release(ReleaseRequest(probe, "probe"))
-        if reply.status is not Status.GRANTED:
-            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
+        self._try_lock(probe, min(1.0, session.timeout))
         return list(find_doubts(self._ensemble, session.timeout))
 
     def close(self) -> None:
