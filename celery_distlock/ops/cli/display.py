@@ -426,34 +426,10 @@ def write_json(record: Any) -> None:
     click.echo(json.dumps(record))
 
 
-Sorter = Callable[[KeyState], Any]
-
-SORTERS: dict[str, Sorter] = {
+SORTERS: dict[str, Callable[[KeyState], Any]] = {
     "key": lambda info: info.key,
     "task": lambda info: info.holder.task if info.holder else "",
     "age": lambda info: info.since or float("inf"),
     "lease": lambda info: info.remaining,
     "waiting": lambda info: -info.waiting,
 }
-
-
-def chosen(
-    found: Iterable[KeyState],
-    *,
-    task: str | None,
-    waiting: bool,
-    limited: bool,
-    older_than: float,
-    now: float,
-) -> Iterator[KeyState]:
-    """Yield those of *found* that match all conditions."""
-    for info in found:
-        if task is not None and all(hold.who.task != task for hold in info.holds):
-            continue
-        if waiting and not (info.waiting or info.woken or info.later):
-            continue
-        if limited and info.limit is None:
-            continue
-        if older_than and (not info.since or now - info.since < older_than):
-            continue
-        yield info

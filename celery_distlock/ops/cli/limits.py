@@ -17,12 +17,12 @@ from .display import duration, limit_label, lock_record, printable, write_json
 from .ranges import DAY, UNITS, Duration, StartRate
 from .single import (
     admin_of,
+    exit_unused,
     in_use,
     json_option,
     key_argument,
     reason_option,
     suggest,
-    warn_unrecorded,
 )
 
 __all__ = ["limit_", "pause_", "resume_"]
@@ -142,7 +142,6 @@ def _set(
         done = admin.limit(key, units, rate=rate or None, seconds=seconds or 0.0, reason=reason)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
-    warn_unrecorded(obj, admin, reason)
     if as_json:
         _write(done)
     else:
@@ -172,7 +171,6 @@ def _said(done: Limited, units: int | None, rate: Sequence[Rate], seconds: float
 def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None:
     admin = admin_of(obj, Ability.QUEUE)
     done = admin.limit(key, None, reason=reason)
-    warn_unrecorded(obj, admin, reason)
     before = done.before.limit
     if as_json:
         _write(done)
@@ -182,9 +180,7 @@ def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None
         name, limit = printable(done.before.key), limit_label(before, time.time())
         obj.echo(f"{name} no longer has a limit (it was: {limit}).{_going_on(done.after)}")
     if before is None:
-        if not (as_json or done.before.is_in_use):
-            suggest(obj, admin, key)
-        click.get_current_context().exit(1)
+        exit_unused(obj, admin, key, done.before, quiet=as_json)
 
 
 def _going_on(info: KeyState) -> str:

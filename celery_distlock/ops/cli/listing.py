@@ -13,7 +13,7 @@ from celery_distlock.stores.values import KeyState
 
 from . import command
 from .completion import complete_key
-from .display import LOCK_COLUMNS, SORTERS, Screen, chosen, lock_cells, lock_record, write_json
+from .display import LOCK_COLUMNS, SORTERS, Screen, lock_cells, lock_record, write_json
 from .ranges import COUNT, DAY, Duration
 from .single import admin_of
 
@@ -58,15 +58,17 @@ def list_(
     do not block the server, so the list is not a snapshot of one moment.
     """
     admin = admin_of(obj, Ability.LIST)
-    found = chosen(
-        admin.locks(pattern),
-        task=task,
-        waiting=waiting,
-        limited=limited,
-        older_than=older_than,
-        now=time.time(),
-    )
-    shown = _first(found, sort, limit)
+    since = time.time() - older_than
+
+    def is_wanted(info: KeyState) -> bool:
+        return (
+            (task is None or any(hold.who.task == task for hold in info.holds))
+            and bool(not waiting or info.waiting or info.woken or info.later)
+            and (not limited or info.limit is not None)
+            and (not older_than or 0 < info.since <= since)
+        )
+
+    shown = _first(filter(is_wanted, admin.locks(pattern)), sort, limit)
     if as_json:
         for info in shown:
             write_json(lock_record(info, time.time()))

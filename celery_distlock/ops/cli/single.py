@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from celery.bin.base import CLIContext
@@ -50,6 +50,7 @@ MOST_SHOWN = 10  # delayed calls, and identities, of one key
 __all__ = [
     "admin_of",
     "drop_",
+    "exit_unused",
     "in_use",
     "json_option",
     "key_argument",
@@ -59,7 +60,6 @@ __all__ = [
     "show_",
     "suggest",
     "wake_",
-    "warn_unrecorded",
 ]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -112,18 +112,20 @@ def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
     return Admin(obj.app)
 
 
-def warn_unrecorded(obj: CLIContext, admin: Admin, reason: str) -> None:
-    """Print a warning if the store does not record *reason*."""
-    if reason and Ability.QUEUE not in admin.store.abilities:
-        where = admin.store.address
-        obj.error(f"{where} does not record operators' actions: the reason was not recorded.")
-
-
 def suggest(obj: CLIContext, admin: Admin, key: str) -> None:
     """Print keys in use that are spelled like *key*, which is not in use."""
     similar = similar_keys(admin.store, key)
     if similar:
         obj.error(f"Similar keys: {', '.join(map(printable, similar))}.")
+
+
+def exit_unused(
+    obj: CLIContext, admin: Admin, key: str, info: KeyState | None = None, *, quiet: bool
+) -> NoReturn:
+    """Exit with status 1; unless *quiet*, print similar keys first if *key* is not in use."""
+    if not (quiet or (info or admin.show(key)).is_in_use):
+        suggest(obj, admin, key)
+    click.get_current_context().exit(1)
 
 
 @command("show")
@@ -163,9 +165,7 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
             ACTION_COLUMNS, (action_cells(action, now, brief=screen.terminal) for action in actions)
         )
     if info.state == "free":
-        if not (as_json or info.is_in_use):
-            suggest(obj, admin, key)
-        click.get_current_context().exit(1)
+        exit_unused(obj, admin, key, info, quiet=as_json)
 
 
 def _described(info: KeyState, now: float) -> list[tuple[str, str]]:
@@ -266,9 +266,7 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
     else:
         Screen(obj).table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in waiters))
     if not waiters:
-        if not (as_json or admin.show(key).is_in_use):
-            suggest(obj, admin, key)
-        click.get_current_context().exit(1)
+        exit_unused(obj, admin, key, quiet=as_json)
 
 
 @command("release")
@@ -306,7 +304,9 @@ def release_(
         seen = 0 if force else before.token
         owners = [hold.who.owner for hold in meant] if holder or not force else ()
         done = admin.release(key, token=seen, owners=owners, all_holders=force, reason=reason)
-    warn_unrecorded(obj, admin, reason)
+    if reason and Ability.QUEUE not in admin.store.abilities:
+        where = admin.store.address
+        obj.error(f"{where} does not record operators' actions: the reason was not recorded.")
     if as_json:
         now = time.time()
         record = {"released": done.done, "before": lock_record(done.before, now)}
@@ -315,9 +315,7 @@ def release_(
     else:
         obj.echo(_outcome(done))
     if not done.done:
-        if not (as_json or done.before.is_in_use):
-            suggest(obj, admin, key)
-        click.get_current_context().exit(1)
+        exit_unused(obj, admin, key, done.before, quiet=as_json)
 
 
 def _held_by(info: KeyState, hold: HoldInfo, now: float) -> str:
@@ -369,15 +367,12 @@ def wake_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
     """
     admin = admin_of(obj, Ability.QUEUE)
     sent = admin.wake(key, reason=reason)
-    warn_unrecorded(obj, admin, reason)
     if as_json:
         write_json({"key": key, "sent": sent})
     else:
         obj.echo(f"{sent} sent." if sent else f"Nothing to send at {printable(key)}.")
     if not sent:
-        if not (as_json or admin.show(key).is_in_use):
-            suggest(obj, admin, key)
-        click.get_current_context().exit(1)
+        exit_unused(obj, admin, key, quiet=as_json)
 
 
 @command("drop")
@@ -418,7 +413,6 @@ def drop_(
     if not force:
         _ask_to_drop(admin, task_id, key)
     dropped = _dropped(admin, task_id, key, reason, force=force)
-    warn_unrecorded(obj, admin, reason)
     if as_json:
         records = [{"key": d.key, "task": d.task, "task_id": d.task_id} for d in dropped]
         write_json({"dropped": records})
