@@ -186,7 +186,7 @@ class Lock(KeyLock):
         """
         reply = self._acquire(self._timeout)
         if reply is not None:
-            raise self._conflict(reply)
+            raise conflict(self.key, reply)
         return Lease((held_here()[self._store.identity, self.key],))
 
     def __exit__(

@@ -115,7 +115,7 @@ async def call(store: Store, request: Callable[[], T]) -> T:
         StoreError: There is no answer.
     """
     try:
-        return await _threads_of(store).call(request, undo=_nothing, timeout=LIMIT)
+        return await _threads_of(store).call(request, undo=lambda: None, timeout=LIMIT)
     except TimeoutError:
         raise _silent(store) from None
 
@@ -124,10 +124,6 @@ async def tell(store: Store, report: Callable[[], object]) -> None:
     """Run *report* in a thread: its receivers may block."""
     with suppress(TimeoutError):
         await _threads_of(store).call(report, timeout=LIMIT)
-
-
-def _nothing() -> None:
-    """There is nothing to undo."""
 
 
 def _silent(store: Store) -> StoreUnavailableError:

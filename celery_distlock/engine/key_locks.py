@@ -4,7 +4,7 @@ import threading
 import warnings
 from typing import Any
 
-from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
+from celery_distlock.errors import ConfigurationError, LockNotOwnedError
 from celery_distlock.key import UNSAID, Key
 from celery_distlock.naming import shown
 from celery_distlock.rate import RateLike
@@ -18,7 +18,6 @@ from .hold import Hold, Terms
 from .lease import Lease
 from .owners import AnyTask, Holds, held_by, held_here, hold_around, hold_here, turns_of
 from .task_holds import TaskHold
-from .upgrading import conflict
 from .wants import ensure_able, want_of
 from .watchdog import watchdog
 
@@ -174,10 +173,6 @@ class KeyLock:
             return TaskHold(task, store, self.wanted, self._terms, **more)
         label = threading.current_thread().name
         return Hold(store, self.wanted, self._terms, label=label, **more)
-
-    def _conflict(self, reply: Reply) -> LockConflictError:
-        """Return the error that names the holder of the key."""
-        return conflict(self.key, reply)
 
 
 # Python uses this name in errors about arguments; `AsyncLock` has its own.

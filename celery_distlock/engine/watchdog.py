@@ -23,7 +23,7 @@ from celery_distlock.naming import shown
 from celery_distlock.process.background import Background
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.process.news import log, tell
-from celery_distlock.stores.base import Store
+from celery_distlock.stores.base import Store, batches
 from celery_distlock.stores.values import Ownership, RenewOutcome
 
 from .hold import Hold, HoldState
@@ -172,10 +172,10 @@ class Watchdog:
                 renewals.append(hold)
             elif due <= now:
                 self._due[reference] = now + self._period(hold)
-        for batch in _batches(renewals):
+        for batch in batches(renewals, BATCH):
             self._renew(batch, ends_at, shortest / ANSWER_SHARE)
 
-    def _renew(self, holds: list[Hold], ends_at: float, patience: float) -> None:
+    def _renew(self, holds: Sequence[Hold], ends_at: float, patience: float) -> None:
         wanted = [hold.ownership() for hold in holds]
         # Never longer than the first lease here lasts: its end must be noticed in time.
         patience = max(0.0, min(patience, ends_at - clock.monotonic()))
@@ -195,7 +195,7 @@ class Watchdog:
         return request.wait()
 
     def _note(
-        self, holds: list[Hold], wanted: Sequence[Ownership], outcomes: Sequence[Outcome]
+        self, holds: Sequence[Hold], wanted: Sequence[Ownership], outcomes: Sequence[Outcome]
     ) -> None:
         told: list[Callable[[], object]] = []
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
@@ -287,11 +287,6 @@ def _go_on_after(step: Callable[[], object]) -> None:
         raise
     except Exception as error:  # noqa: BLE001  # it is logged
         log(logger, logging.ERROR, _FAILED, exc_info=error)
-
-
-def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:
-    for start in range(0, len(holds), BATCH):
-        yield holds[start : start + BATCH]
 
 
 def _why(hold: Hold) -> str:

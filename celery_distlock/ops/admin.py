@@ -266,16 +266,15 @@ class Admin:
             losing = [hold for hold in held if not owners or hold.who.owner in owners]
         if losing:  # before the release: the holders read the record when they notice
             act.record(store, key, _those(losing), [hold.who.owner for hold in losing])
-        lost = tuple(hold for hold in losing if self._take(store, key, hold))
+        lost: list[HoldInfo] = []
+        for hold in losing:
+            released = store.release(ReleaseRequest(key, hold.who.owner))
+            store.dispatch(released.wake)
+            lost += [hold] if released.released else []
         for hold in lost:
             facts = {"holder": hold.who.owner, "reason": f"released by {act}"}
             signals.send("lock_freed", self._app, store, key=before.key, **facts)
-        return Released(bool(lost), before, self.show(key), lost)
-
-    def _take(self, store: Store, key: str, hold: HoldInfo) -> bool:
-        released = store.release(ReleaseRequest(key, hold.who.owner))
-        store.dispatch(released.wake)
-        return released.released
+        return Released(bool(lost), before, self.show(key), tuple(lost))
 
     def limit(
         self,
@@ -429,7 +428,8 @@ class Admin:
         Runtime.of(self._app).import_tasks()  # a task knows its result backend
         store, refusal = QueueStore.of(self.store), None
         dropped: list[Dropped] = []
-        runs = self._runs_at(store, as_key(key))
+        pages = itertools.chain(_waiting(store, as_key(key)), _delayed(store, as_key(key)))
+        runs = [waiter.run for page in pages for waiter in page if waiter.run]
         if runs:
             act.record(store, as_key(key), f"all: {_many(len(runs), 'task')}")
         for run in runs:
@@ -447,11 +447,6 @@ class Admin:
                 f" {refusal}"
             ) from refusal
         return dropped
-
-    def _runs_at(self, store: QueueStore, key: str) -> list[str]:
-        """Return all executions at *key* that are in flight, queued or delayed."""
-        pages = itertools.chain(_waiting(store, key), _delayed(store, key))
-        return [waiter.run for page in pages for waiter in page if waiter.run]
 
     def _drop(
         self,

@@ -122,9 +122,9 @@ class StoreCollector(Collector):
         last = self._last
         fresh = last is not None and last.at >= asked_at
         if self._refused or not (fresh or self._answers()):
-            yield _up(False)
+            yield _gauge("up", 0)
             return
-        yield _up(True)
+        yield _gauge("up", 1)
         if last is not None:
             yield _gauge("read_seconds", last.took)
             yield _gauge("read_age_seconds", time.monotonic() - last.at)
@@ -302,10 +302,6 @@ def _gauge_by_task(name: str, values: Mapping[str, float]) -> Metric:
     for task, value in values.items():
         family.add_metric([task], value)
     return family
-
-
-def _up(answers: bool) -> Metric:
-    return _gauge("up", float(answers))
 
 
 def _histogram(name: str, words: str, found: list[Sample]) -> Metric:

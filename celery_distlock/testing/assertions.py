@@ -108,8 +108,8 @@ def assert_parked(
     wanted, what = _wanted(task)
 
     def is_parked() -> bool:
-        keys = [key] if key is not None else _keys_of_parked(place, what)
-        return any(wanted(waiter) for each in keys for waiter in _all_waiters(place, each))
+        parked = QueueStore.of(place).parking.find_parked(what) if key is None else [(key, "")]
+        return any(wanted(waiter) for each, _ in parked for waiter in _all_waiters(place, each))
 
     if not _comes_true(is_parked, within):
         situation = "its id is in no key's queue" if key is None else _situation(place, key)
@@ -120,15 +120,11 @@ def _text(key: str | Key) -> str:
     return key.template if isinstance(key, Key) else key
 
 
-def _keys_of_parked(store: Store, task_id: str) -> list[str]:
-    return [key for key, _ in QueueStore.of(store).parking.find_parked(task_id)]
-
-
 def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
     """Return a predicate for parked waiters of *task*, and the task's name or id."""
     if isinstance(task, Task):
         name = str(task.name)
-        return lambda waiter: _is_parked(waiter) and _name(waiter) == name, name
+        return lambda waiter: _is_parked(waiter) and waiter.task == name, name
     identity = task if isinstance(task, str) else str(task.id)
     return (
         lambda waiter: _is_parked(waiter) and task_id_of(waiter.run) == identity,
@@ -138,10 +134,6 @@ def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
 
 def _is_parked(waiter: Waiter) -> bool:
     return bool(waiter.run) and not waiter.woken
-
-
-def _name(waiter: Waiter) -> str:
-    return waiter.task
 
 
 def _store(store: Store | str | None) -> Store:
@@ -221,7 +213,7 @@ def _describe_waiter(waiter: Waiter) -> str:
     if not waiter.run:
         return f"{_describe(waiter.owner)}{_since(waiter.since)}"
     state = "woken" if waiter.woken else "parked"
-    return f"{_name(waiter) or 'task'}[{task_id_of(waiter.run)}] ({state}{_since(waiter.since)})"
+    return f"{waiter.task or 'task'}[{task_id_of(waiter.run)}] ({state}{_since(waiter.since)})"
 
 
 def held_by(owner: str) -> str:

@@ -1,7 +1,6 @@
 """Which of a server's refusals are temporary, and the remedies for them."""
 
 import re
-from typing import NamedTuple
 
 from redis.exceptions import (
     AskError,
@@ -61,80 +60,62 @@ def is_of_other_type(failure: Exception) -> bool:
     return "WRONGTYPE" in str(failure)
 
 
-class _Diagnosis(NamedTuple):
-    """
-    The meaning of a server's error text.
-
-    Attributes:
-        words: The error text.
-        hint: Added to the message of the error.
-        remedy: What an operator can do.
-    """
-
-    words: re.Pattern[str]
-    hint: str
-    remedy: str = ""
-
-
 _OTHER_USER = "correct user and password in distlock_url, or the rights of that user"
-_DIAGNOSES = (
-    _Diagnosis(
-        re.compile(r"['`]eval", re.IGNORECASE),
+# Of an error text: a pattern, a hint for our message, and what an operator can do, if anything.
+_DIAGNOSES: tuple[tuple[str, ...], ...] = (
+    (
+        r"(?i)['`]eval",
         "if scripts are forbidden, ?scripts=off at the URL's end selects the plain lock",
     ),
-    _Diagnosis(
-        re.compile(r"unknown command ['`](evalsha|select|set)\b", re.IGNORECASE),
+    (
+        r"(?i)unknown command ['`](evalsha|select|set)\b",
         "a sentinel answers this, too: a URL with sentinel:// asks it for the master",
     ),
-    _Diagnosis(
-        re.compile(r"NOAUTH|Authentication required|unauthenticated"),
+    (
+        r"NOAUTH|Authentication required|unauthenticated",
         "a password is missing in the URL",
         "set a password in the URL, as in redis://user:password@host:6379/0",
     ),
-    _Diagnosis(
-        re.compile(r"without any password configured"),
+    (
+        r"without any password configured",
         "the URL has a password, and the server has none",
         "remove the password from distlock_url",
     ),
-    _Diagnosis(
-        re.compile(r"cluster support disabled"),
+    (
+        r"cluster support disabled",
         "a URL with redis:// finds a single server",
         "begin distlock_url with redis:// instead of redis+cluster://",
     ),
-    _Diagnosis(
-        re.compile(r"username-password|WRONGPASS|invalid password"),
+    (
+        r"username-password|WRONGPASS|invalid password",
         "user and password in the URL are not the server's",
         _OTHER_USER,
     ),
-    _Diagnosis(
-        re.compile(r"DB index"),
+    (
+        r"DB index",
         "the server has no database of that number; its setting 'databases' is their number",
         "correct the number at the end of distlock_url, as in redis://host:6379/0",
     ),
-    _Diagnosis(
-        re.compile(r"SELECT is not allowed"),
+    (
+        r"SELECT is not allowed",
         "a cluster has the database 0 only, and a URL with redis+cluster:// finds all of it",
         "begin distlock_url with redis+cluster://",
     ),
-    _Diagnosis(
-        re.compile(r"is not an integer or out of range|is not a valid float|invalid expire time"),
+    (
+        r"is not an integer or out of range|is not a valid float|invalid expire time",
         "a number in its records is not ours: other software writes there",
         "delete the record with that number; that of a key's lock ends with its lease",
     ),
-    _Diagnosis(re.compile(r"^MOVED "), "no node of the cluster reports that it has the key's slot"),
-    _Diagnosis(
-        re.compile(r"rehashing of slot"),
-        "the cluster is moving the key's slot; if that was interrupted, redis-cli --cluster fix"
-        " completes it",
+    (r"^MOVED ", "no node of the cluster reports that it has the key's slot"),
+    (
+        r"rehashing of slot",
+        (
+            "the cluster is moving the key's slot; if that was interrupted, redis-cli --cluster"
+            " fix completes it"
+        ),
     ),
-    _Diagnosis(
-        re.compile(r"invalid bulk length"),
-        "a message that was sent is larger than its setting 'proto-max-bulk-len'",
-    ),
-    _Diagnosis(
-        re.compile(r"max number of clients"),
-        "its setting 'maxclients' limits the connections",
-    ),
+    (r"invalid bulk length", "a message that was sent exceeds its setting 'proto-max-bulk-len'"),
+    (r"max number of clients", "its setting 'maxclients' limits the connections"),
 )
 
 
@@ -146,7 +127,7 @@ def said(failure: Exception, prefix: str) -> str:
     words = f"{_CODES.get(type(failure), '')}{failure}"
     right = missing(words, prefix)
     hints = [f"this user lacks {right}"] if right else []
-    hints += [each.hint for each in _DIAGNOSES if each.words.search(words)]
+    hints += [hint for pattern, hint, *_ in _DIAGNOSES if re.search(pattern, words)]
     return " ".join([words, *(f"({hint})" for hint in hints)])
 
 
@@ -157,6 +138,8 @@ def remedy_for(failure: Exception) -> str:
         return "give the user in the URL that right by ACL SETUSER, on every server"
     if isinstance(failure, NotRedisError):
         return "correct host and port in distlock_url"
-    remedies = (each.remedy for each in _DIAGNOSES if each.words.search(words))
+    remedies = (
+        remedy for pattern, _, *one in _DIAGNOSES for remedy in one if re.search(pattern, words)
+    )
     other = _OTHER_USER if re.search("NOPERM|Authentication", words) else ""
-    return next(filter(None, remedies), other)
+    return next(remedies, other)

@@ -235,8 +235,9 @@ def _servers(address: Address) -> Topology:
             f" name the master ({EXAMPLES['sentinel']})"
         )
     if address.scheme in _SOCKETS:
-        node = _socket_settings(address)
-        return OneServer(f"unix://{node.settings['path']}?db={node.settings.get('db') or 0}", node)
+        path = unquote(address.path)
+        node = _settings(UnixDomainSocketConnection, address, {"path": path})
+        return OneServer(f"unix://{path}?db={node.settings.get('db') or 0}", node)
     return OneServer(address.name, node_settings(address, address.hosts[0]))
 
 
@@ -267,10 +268,6 @@ def node_settings(address: Address, where: HostPort) -> NodeSettings:
     host, port = where
     place = {"host": host, "port": port, "db": int(address.path.strip("/"))}
     return _settings(SSLConnection if address.tls else Connection, address, place)
-
-
-def _socket_settings(address: Address) -> NodeSettings:
-    return _settings(UnixDomainSocketConnection, address, {"path": unquote(address.path)})
 
 
 def _settings(connection_class: type[Any], address: Address, place: dict[str, Any]) -> NodeSettings:
