@@ -11,7 +11,7 @@ from typing import Any
 
 from . import clock
 from .errors import ConfigurationError
-from .settings import MAX_LEASE, closest
+from .settings import MAX_LEASE, check_flag, closest
 from .stores import Ability
 
 __all__ = [
@@ -153,8 +153,8 @@ class Retry(Policy):
                 f"Retry(delay) is {self.delay:g} s, more than Retry(max_delay),"
                 f" {self.max_delay:g} s"
             )
-        _check_flag("Retry(jitter)", self.jitter)
-        _check_flag("Retry(turns)", self.turns)
+        check_flag("Retry(jitter)", self.jitter)
+        check_flag("Retry(turns)", self.turns)
 
     def decide(self, conflict: Conflict) -> Decision:
         exponent = min(conflict.attempts, 64)  # more than any delay needs, and a float can hold it
@@ -266,8 +266,3 @@ def _check_number(where: str, value: Any, low: float, high: float) -> None:
     if not is_number or not low <= value <= high:
         wanted = f"a number from {low:.0f} to {high:.0f}"
         raise ConfigurationError(f"{where} must be {wanted}, not {value!r}")
-
-
-def _check_flag(where: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{where} must be True or False, not {value!r}")

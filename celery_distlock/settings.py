@@ -167,7 +167,8 @@ def _seconds_or_none(low: float, high: float) -> Callable[[str, Any], float | No
     return lambda name, value: None if value is None else seconds(name, value)
 
 
-def _flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: Any) -> bool:
+    """Return *value*; raise :exc:`ConfigurationError` unless it is True or False."""
     if not isinstance(value, bool):
         raise _wrong(name, "True or False", value)
     return value
@@ -239,20 +240,20 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "on_conflict": _elsewhere,  # policies.resolve checks it
     "wait": _seconds(0.0, MAX_LEASE),
     "lease": _seconds(MIN_LEASE, MAX_LEASE),
-    "watchdog": _flag,
+    "watchdog": check_flag,
     "max_hold": _seconds_or_none(MIN_LEASE, MAX_LEASE),
     "on_lost": _one_of(ON_LOST),
     "on_failure": _one_of(ON_FAILURE),
     "max_requeues": _count(MAX_REQUEUES),
     "on_outage": _one_of(ON_OUTAGE),
-    "hold_on_retry": _flag,
+    "hold_on_retry": check_flag,
     "via": _one_of(VIA),
     "url": _url,
     "prefix": _text,
-    "enabled": _flag,
+    "enabled": check_flag,
     "replicas": _count(MAX_REPLICAS),
     "sweep_interval": _seconds(0.05, 3600.0),
-    "start_without_store": _flag,
+    "start_without_store": check_flag,
     "warn_held": _seconds_or_none(MIN_LEASE, MAX_LEASE),
     "secret": _secrets,
 }
@@ -274,21 +275,11 @@ TASK_OPTIONS = tuple(name for name in _CHECKS if name not in APP_ONLY)
 TASK_ONLY = ("unique",)  # without a default for the whole app
 
 
-def check_wait(value: Any, name: str = "wait") -> float:
-    """Return *value* as seconds to wait; raise :exc:`ConfigurationError` if it is not valid."""
-    return float(_CHECKS["wait"](name, value))
+def checked(option: str, value: Any, name: str = "") -> Any:
+    """
+    Return *value* as that of an *option*, such as ``"lease"``.
 
-
-def check_lease(value: Any, name: str = "lease") -> float:
-    """Return *value* as a lease in seconds; raise :exc:`ConfigurationError` if it is not valid."""
-    return float(_CHECKS["lease"](name, value))
-
-
-def check_prefix(value: Any, name: str = "prefix") -> str:
-    """Return *value* as a prefix of record names; raise :exc:`ConfigurationError` if not valid."""
-    return str(_CHECKS["prefix"](name, value))
-
-
-def check_via(value: Any, name: str = "lock_via") -> str:
-    """Return *value* as a way to send calls; raise :exc:`ConfigurationError` if not valid."""
-    return str(_CHECKS["via"](name, value))
+    Raises:
+        ConfigurationError: It is not valid; the message has *name*, or the option's.
+    """
+    return _CHECKS[option](name or option, value)

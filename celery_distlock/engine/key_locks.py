@@ -8,7 +8,7 @@ from celery_distlock.errors import ConfigurationError, LockNotOwnedError
 from celery_distlock.key import UNSAID, Key
 from celery_distlock.naming import shown
 from celery_distlock.rate import RateLike
-from celery_distlock.settings import DEFAULT_PREFIX, check_lease, check_wait
+from celery_distlock.settings import DEFAULT_PREFIX, checked
 from celery_distlock.stores import Store, open_store
 from celery_distlock.stores.values import ALONE, Reply
 from celery_distlock.templates import has_address, unfilled_in
@@ -43,8 +43,7 @@ class KeyLock:
     ) -> None:
         self.wanted = key_wanted(type(self).__name__, key, capacity, weight, shared, rate)
         self._warn_of_what_nothing_fills_in()
-        if not isinstance(watchdog, bool):
-            raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
+        checked("watchdog", watchdog)
         if store is not None and not isinstance(store, str | Store):
             kind = type(store)
             raise ConfigurationError(
@@ -55,8 +54,8 @@ class KeyLock:
             raise ConfigurationError("prefix is for a store's URL; a store object has its own")
         self.key = self.wanted.template
         self._want = want_of(self.wanted)
-        self._terms = Terms(check_lease(lease), watchdog=watchdog)
-        self._timeout = None if timeout is None else check_wait(timeout, "timeout")
+        self._terms = Terms(checked("lease", lease), watchdog=watchdog)
+        self._timeout = None if timeout is None else checked("wait", timeout, "timeout")
         named = DEFAULT_PREFIX if prefix is None else prefix
         self._named_store = open_store(store, named) if isinstance(store, str) else store
         self._finds_store = store is None or (isinstance(store, str) and prefix is None)

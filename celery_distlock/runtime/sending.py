@@ -16,7 +16,7 @@ from celery_distlock.engine.wants import ensure_able
 from celery_distlock.errors import ConfigurationError, LockKeyError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import Receive
-from celery_distlock.settings import check_via
+from celery_distlock.settings import checked
 from celery_distlock.stores import Ability, QueueStore
 from celery_distlock.stores.requests import Identity
 from celery_distlock.unique import CallRule
@@ -172,7 +172,7 @@ def _is_sent_by_celery(options: Mapping[str, Any]) -> bool:
 def _is_for_the_store(
     task: Task, runtime: Runtime, plan: Plan, via: Any, options: Mapping[str, Any]
 ) -> bool:
-    if via is not UNSET and check_via(via) == "store" and plan.why_not_sent:
+    if via is not UNSET and checked("via", via, "lock_via") == "store" and plan.why_not_sent:
         raise ConfigurationError(f"task {task.name}: {plan.why_not_sent}")
     wanted = plan.sends if via is UNSET else via == "store"
     if not wanted or not runtime.settings.enabled or task.app.conf.task_always_eager:

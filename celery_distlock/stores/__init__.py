@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import AS_TEXT
 from celery_distlock.process.forks import ForkStage, PerProcess, no_fork
-from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
+from celery_distlock.settings import DEFAULT_PREFIX, checked, closest
 
 from .base import Store
 from .channels import DeliveryChannel, Inbox, PollingInbox
@@ -129,7 +129,7 @@ def open_store(
         ConfigurationError: The scheme is unknown, the URL does not parse, or *prefix* or an option
             is wrong.
     """
-    check_prefix(prefix, "a prefix")
+    checked("prefix", prefix, "a prefix")
     url, options = normalize(url), options or {}
     which = url, prefix, frozenset(options.items())
     with _mutex.value:

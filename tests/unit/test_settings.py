@@ -12,7 +12,7 @@ from celery_distlock.settings import (
     TASK_OPTIONS,
     Layer,
     Settings,
-    check_lease,
+    checked,
     closest,
     meant,
 )
@@ -234,11 +234,11 @@ def test_the_closest_name_or_all_of_them():
 
 
 def test_a_lease_alone_is_checked_alike():
-    assert check_lease(1) == 1.0
+    assert checked("lease", 1) == 1.0
     with pytest.raises(ConfigurationError, match=r"^lease must be"):
-        check_lease("1")
+        checked("lease", "1")
     with pytest.raises(ConfigurationError, match=r"^extend must be"):
-        check_lease(0, "extend")
+        checked("lease", 0, "extend")
 
 
 SECRETS = {
