@@ -12,7 +12,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_distlock.errors import StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.memory.commands import COMMANDS
 from celery_distlock.stores.memory.keyspace import RefusedError
 from celery_distlock.stores.memory.server import Server
 from celery_distlock.stores.queue_parts import Sent
@@ -38,6 +37,14 @@ if TYPE_CHECKING:
 
 LEASE = 10.0
 ROUNDS = 80  # of which each lets some seconds pass, until all have ended
+
+# Commands that a server without free memory refuses, all that change its keys, and the others.
+GROWS = frozenset({b"SET", b"HSET", b"HINCRBYFLOAT", b"ZADD"})
+WRITES = GROWS | {b"DEL", b"PEXPIRE", b"EXPIRE", b"HDEL", b"ZREM", b"ZREMRANGEBYSCORE"}
+READS = frozenset(
+    b"EXISTS GET HEXISTS HGET HGETALL HLEN HMGET HSCAN PING PTTL PUBLISH SCAN SPUBLISH TIME"
+    b" ZCARD ZMSCORE ZRANGE ZRANGEBYSCORE ZRANK ZSCAN ZSCORE".split()
+)
 
 
 class Mishap(enum.Enum):
@@ -100,26 +107,26 @@ class BreakingServer(Server):
         return answer
 
     def do(self, name: bytes, *words: bytes) -> Any:
-        command, fault = COMMANDS.get(name), self.fault
+        fault = self.fault
         request = self.requests[-1]
         request.append(name.decode())
-        if fault and command and len(self.requests) - 1 == fault.request:
-            self._strike(fault, len(request) - 2, command, words)
+        if fault and len(self.requests) - 1 == fault.request:
+            self._strike(fault, len(request) - 2, name, words)
         full = fault and fault.mishap is Mishap.FULL and self._struck
-        if full and command and command.grows and not self._has_written:
+        if full and name in GROWS and not self._has_written:
             raise RefusedError("command not allowed when used memory > 'maxmemory'.", "OOM")
         # A server asks whether it is full before a script's first write only.
-        self._has_written |= bool(command and command.writes)
+        self._has_written |= name in WRITES
         return super().do(name, *words)
 
-    def _strike(self, fault: Fault, number: int, command: Any, words: tuple[bytes, ...]) -> None:
+    def _strike(self, fault: Fault, number: int, name: bytes, words: tuple[bytes, ...]) -> None:
         if fault.mishap is Mishap.FULL:
             self._struck = True
         elif number != fault.command:
             return
         elif fault.mishap in (Mishap.ENDED, Mishap.ENDED_FOR_GOOD):
             raise EndedError
-        elif fault.mishap is Mishap.REFUSED and command.grows:
+        elif fault.mishap is Mishap.REFUSED and name in GROWS:
             raise RefusedError("command not allowed when used memory > 'maxmemory'.", "OOM")
 
     def empty(self) -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.rate import Rate
+from celery_distlock.stores.memory.commands import COMMANDS
 from celery_distlock.stores.queue_parts import Settled
 from celery_distlock.stores.redis import request_runner, scripts
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.values import ALONE, Action, Limit, PeerChannel, Want, WokenTask
-from tests.breaking import LEASE, Fault, Mishap, Run, World
+from tests.breaking import LEASE, READS, WRITES, Fault, Mishap, Run, World
 
 AT_A_COMMAND = Mishap.ENDED, Mishap.ENDED_FOR_GOOD, Mishap.REFUSED
 
@@ -233,3 +234,7 @@ def test_every_script_takes_part(play):
     }
 
     assert texts.keys() - used - called == {"vote"}  # which is Redlock's
+
+
+def test_every_command_is_known_to_write_or_to_read():
+    assert COMMANDS.keys() == READS | WRITES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_distlock.stores.memory.commands import COMMANDS
+from tests.breaking import WRITES
 from tests.rewriting import RewrittenServer
 
 if TYPE_CHECKING:
@@ -58,12 +59,11 @@ class ModelServer(RewrittenServer):
     def do(self, name: bytes, *words: bytes) -> Any:
         if name == b"PUBLISH":
             return int(self._world.heard(words[0].decode(), words[1]))
-        command = COMMANDS[name]
-        if command.writes:
+        if name in WRITES:
             if self.fault is not None and self._ends_here():
                 raise BrokenError
             self.written[-1] += 1
-        return command.execute(self.keys, *words)
+        return COMMANDS[name].execute(self.keys, *words)
 
     def _ends_here(self) -> bool:
         request, write = self.fault or (-1, 0)

@@ -41,39 +41,23 @@ class Command(NamedTuple):
         execute: Called with the keys and the words after the command's name.
         least: The smallest number of words.
         most: The largest number of words.
-        writes: Whether it changes keys.
-        grows: Whether a server without free memory refuses it.
     """
 
     execute: Callable[..., Any]
     least: int
     most: float
-    writes: bool
-    grows: bool
 
 
 COMMANDS: dict[bytes, Command] = {}
 
 
-def _reads(execute: Callable[..., Answer]) -> Callable[..., Answer]:
-    return _register(execute, writes=False, grows=False)
-
-
-def _writes(execute: Callable[..., Answer]) -> Callable[..., Answer]:
-    return _register(execute, writes=True, grows=False)
-
-
-def _grows(execute: Callable[..., Answer]) -> Callable[..., Answer]:
-    return _register(execute, writes=True, grows=True)
-
-
-def _register(execute: Callable[..., Answer], **flags: bool) -> Callable[..., Answer]:
+def _command(execute: Callable[..., Answer]) -> Callable[..., Answer]:
     """Register a function as the command with its name and its parameters."""
     _, *words = inspect.signature(execute).parameters.values()
     least = sum(word.kind is word.POSITIONAL_OR_KEYWORD for word in words)
     most = least if least == len(words) else math.inf
     name = execute.__name__.strip("_").upper().encode()
-    COMMANDS[name] = Command(execute, least, most, **flags)
+    COMMANDS[name] = Command(execute, least, most)
     return execute
 
 
@@ -144,39 +128,39 @@ def _expiry(keys: Keyspace, word: bytes, unit_ms: int, name: str) -> float:
 # Any keys
 
 
-@_reads
+@_command
 def ping(_: Keyspace, *message: bytes) -> Answer:
     if len(message) > 1:
         raise RefusedError("wrong number of arguments for 'ping' command")
     return message[0] if message else Status(b"PONG")
 
 
-@_reads
+@_command
 def time(keys: Keyspace) -> Answer:
     return [b"%d" % part for part in divmod(keys.now_us, 1_000_000)]
 
 
-@_reads
+@_command
 def exists(keys: Keyspace, name: bytes, *others: bytes) -> Answer:
     return sum(map(keys.holds, (name, *others)))
 
 
-@_writes
+@_command
 def del_(keys: Keyspace, name: bytes, *others: bytes) -> Answer:
     return sum(map(keys.remove, (name, *others)))
 
 
-@_writes
+@_command
 def pexpire(keys: Keyspace, name: bytes, after: bytes) -> Answer:
     return int(keys.expire(name, _expiry(keys, after, 1, "pexpire")))
 
 
-@_writes
+@_command
 def expire(keys: Keyspace, name: bytes, after: bytes) -> Answer:
     return int(keys.expire(name, _expiry(keys, after, 1000, "expire")))
 
 
-@_reads
+@_command
 def pttl(keys: Keyspace, name: bytes) -> Answer:
     expires_ms = keys.expires_ms(name)
     if expires_ms is None:
@@ -184,7 +168,7 @@ def pttl(keys: Keyspace, name: bytes) -> Answer:
     return -1 if expires_ms == math.inf else math.ceil(expires_ms - keys.now_us / 1000)
 
 
-@_reads
+@_command
 def scan(keys: Keyspace, cursor: bytes, *options: bytes) -> Answer:
     return _scanned(cursor, options, ((name,) for name in keys))
 
@@ -207,25 +191,23 @@ def _scanned(cursor: bytes, options: Words, items: Iterable[tuple[bytes, ...]] |
 # Channels
 
 
-@_reads
+@_command
 def publish(keys: Keyspace, channel: bytes, message: bytes) -> Answer:
     return keys.publish(channel, message)
 
 
-@_reads
-def spublish(keys: Keyspace, channel: bytes, message: bytes) -> Answer:
-    return keys.publish(channel, message)
+COMMANDS[b"SPUBLISH"] = COMMANDS[b"PUBLISH"]
 
 
 # Strings
 
 
-@_reads
+@_command
 def get(keys: Keyspace, name: bytes) -> Answer:
     return keys.read(name, bytes)
 
 
-@_grows
+@_command
 def set_(keys: Keyspace, name: bytes, value: bytes, *options: bytes) -> Answer:
     given = _options(options, {b"NX": 0, b"XX": 0, b"GET": 0, b"PX": 1})
     if b"NX" in given and b"XX" in given:
@@ -253,7 +235,7 @@ def _fields(keys: Keyspace, name: bytes) -> Hash:
     return keys.read(name, Hash) or Hash()
 
 
-@_grows
+@_command
 def hset(keys: Keyspace, name: bytes, field: bytes, value: bytes, *more: bytes) -> Answer:
     if len(more) % 2:
         raise RefusedError("wrong number of arguments for 'hset' command")
@@ -267,32 +249,32 @@ def hset(keys: Keyspace, name: bytes, field: bytes, value: bytes, *more: bytes) 
     return len(fields) - before
 
 
-@_reads
+@_command
 def hget(keys: Keyspace, name: bytes, field: bytes) -> Answer:
     return _fields(keys, name).get(field)
 
 
-@_reads
+@_command
 def hmget(keys: Keyspace, name: bytes, field: bytes, *more: bytes) -> Answer:
     return list(map(_fields(keys, name).get, (field, *more)))
 
 
-@_reads
+@_command
 def hgetall(keys: Keyspace, name: bytes) -> Answer:
     return [word for pair in _fields(keys, name).items() for word in pair]
 
 
-@_reads
+@_command
 def hexists(keys: Keyspace, name: bytes, field: bytes) -> Answer:
     return int(field in _fields(keys, name))
 
 
-@_reads
+@_command
 def hlen(keys: Keyspace, name: bytes) -> Answer:
     return len(_fields(keys, name))
 
 
-@_writes
+@_command
 def hdel(keys: Keyspace, name: bytes, field: bytes, *more: bytes) -> Answer:
     fields = _fields(keys, name)
     gone = {field, *more} & fields.keys()
@@ -303,7 +285,7 @@ def hdel(keys: Keyspace, name: bytes, field: bytes, *more: bytes) -> Answer:
     return len(gone)
 
 
-@_grows
+@_command
 def hincrbyfloat(keys: Keyspace, name: bytes, field: bytes, by: bytes) -> Answer:
     _float(by)
     before = _fields(keys, name).get(field, b"0")
@@ -317,7 +299,7 @@ def hincrbyfloat(keys: Keyspace, name: bytes, field: bytes, by: bytes) -> Answer
     return written
 
 
-@_reads
+@_command
 def hscan(keys: Keyspace, name: bytes, cursor: bytes, *options: bytes) -> Answer:
     fields = keys.read(name, Hash)
     return _scanned(cursor, options, None if fields is None else fields.items())
@@ -330,7 +312,7 @@ def _members(keys: Keyspace, name: bytes) -> SortedSet:
     return keys.read(name, SortedSet) or SortedSet()
 
 
-@_grows
+@_command
 def zadd(keys: Keyspace, name: bytes, score: bytes, member: bytes, *more: bytes) -> Answer:
     rest, flags = [score, member, *more], set()
     while rest and rest[0].upper() in (b"NX", b"XX"):
@@ -351,7 +333,7 @@ def zadd(keys: Keyspace, name: bytes, score: bytes, member: bytes, *more: bytes)
     return len(entries) - before
 
 
-@_writes
+@_command
 def zrem(keys: Keyspace, name: bytes, member: bytes, *more: bytes) -> Answer:
     return _remove(keys, name, (member, *more))
 
@@ -366,35 +348,35 @@ def _remove(keys: Keyspace, name: bytes, gone: Sequence[bytes]) -> int:
     return len(there)
 
 
-@_writes
+@_command
 def zremrangebyscore(keys: Keyspace, name: bytes, low: bytes, high: bytes) -> Answer:
     found = _between(keys, name, low, high)
     return _remove(keys, name, [member for _, member in found])
 
 
-@_reads
+@_command
 def zscore(keys: Keyspace, name: bytes, member: bytes) -> Answer:
     score = _members(keys, name).scores.get(member)
     return None if score is None else number(score)
 
 
-@_reads
+@_command
 def zmscore(keys: Keyspace, name: bytes, member: bytes, *more: bytes) -> Answer:
     scores = map(_members(keys, name).scores.get, (member, *more))
     return [None if score is None else number(score) for score in scores]
 
 
-@_reads
+@_command
 def zcard(keys: Keyspace, name: bytes) -> Answer:
     return len(_members(keys, name))
 
 
-@_reads
+@_command
 def zrank(keys: Keyspace, name: bytes, member: bytes) -> Answer:
     return _members(keys, name).rank(member)
 
 
-@_reads
+@_command
 def zscan(keys: Keyspace, name: bytes, cursor: bytes, *options: bytes) -> Answer:
     members = keys.read(name, SortedSet)
     if members is None:
@@ -402,7 +384,7 @@ def zscan(keys: Keyspace, name: bytes, cursor: bytes, *options: bytes) -> Answer
     return _scanned(cursor, options, ((each, number(score)) for score, each in members.order()))
 
 
-@_reads
+@_command
 def zrange(keys: Keyspace, name: bytes, first: bytes, last: bytes, *options: bytes) -> Answer:
     given = _options(options, {b"BYSCORE": 0, b"REV": 0, b"LIMIT": 2, b"WITHSCORES": 0})
     reverse = b"REV" in given
@@ -423,7 +405,7 @@ def zrange(keys: Keyspace, name: bytes, first: bytes, last: bytes, *options: byt
     return _listed(found[begin:end], given, reverse=reverse)
 
 
-@_reads
+@_command
 def zrangebyscore(keys: Keyspace, name: bytes, low: bytes, high: bytes, *options: bytes) -> Answer:
     given = _options(options, {b"LIMIT": 2, b"WITHSCORES": 0})
     return _listed(_between(keys, name, low, high), given)
