@@ -37,8 +37,6 @@ from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 from .hold import Hold, HoldState
 from .loops import Main, frame_of, task_beside, wake_loop
 
-__all__ = ["Guard"]
-
 T = TypeVar("T")
 
 # Seconds until an exception that Python dropped, or that was deferred, is raised again.

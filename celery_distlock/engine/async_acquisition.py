@@ -28,8 +28,6 @@ from .acquisition import PATIENCE, Waiter, ask, conclude, give_back, give_up, re
 from .hold import Hold, HoldState
 from .upgrading import UpgradeWaiter, leaving
 
-__all__ = ["acquire", "call", "leave", "release", "tell", "upgrade"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

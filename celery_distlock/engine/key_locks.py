@@ -21,8 +21,6 @@ from .task_holds import TaskHold
 from .wants import ensure_able, want_of
 from .watchdog import watchdog
 
-__all__ = ["KeyLock", "key_wanted", "tell_conflict", "with_an_apps_prefix"]
-
 
 class KeyLock:
     """A lock of one key; the arguments are those of :class:`~celery_distlock.Lock`."""

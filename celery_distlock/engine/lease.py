@@ -11,8 +11,6 @@ from celery_distlock.settings import MAX_LEASE
 from .hold import Hold
 from .upgrading import downgrade_all, upgrade_all
 
-__all__ = ["Lease", "PostponeRequest"]
-
 
 class PostponeRequest(BaseException):
     """

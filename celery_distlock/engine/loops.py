@@ -17,8 +17,6 @@ from typing import Any, TypeAlias
 
 from celery_distlock.process.forks import ForkStage, PerProcess
 
-__all__ = ["Main", "frame_of", "task_beside", "wake_loop"]
-
 Main: TypeAlias = asyncio.Future[Any]
 
 _COLLECTS = sys.version_info[:2] == (3, 11)

@@ -20,22 +20,6 @@ from celery_distlock.process.per_thread import PerThread
 
 from .hold import Hold
 
-__all__ = [
-    "AnyTask",
-    "Holds",
-    "Turns",
-    "current_task",
-    "end_turn",
-    "held_by",
-    "held_here",
-    "hold_around",
-    "hold_here",
-    "is_held_beside",
-    "owner_here",
-    "tasks_that_took",
-    "turns_of",
-]
-
 Holds: TypeAlias = dict[tuple[str, str], Hold]  # by store identity and key
 AnyTask: TypeAlias = asyncio.Task[Any]
 

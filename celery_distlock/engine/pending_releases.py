@@ -24,8 +24,6 @@ from celery_distlock.process.log_lines import say
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 
-__all__ = ["release_later"]
-
 logger = logging.getLogger(__name__)
 
 PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds between attempts

@@ -35,8 +35,6 @@ from celery_distlock.keys import key_of, slot_name
 
 from .hold import Hold, HoldState, believed
 
-__all__ = ["OrphanedHold", "SharedHolds", "StalledHolds"]
-
 PAGES = 512  # children at once that have a page; those of any other child are freed by their leases
 PAGE = 8192  # bytes
 RENEWABLE = 64  # entries of a page that the parent renews: the bits of `_Renewal.entries`

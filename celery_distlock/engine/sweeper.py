@@ -14,8 +14,6 @@ from celery_distlock.process.log_lines import say
 from celery_distlock.stores import QueueStore
 from celery_distlock.stores.values import Sending, WokenTask
 
-__all__ = ["Sweeper"]
-
 logger = logging.getLogger(__name__)
 
 # Intervals; without it, the process of the last sweep would nearly always do the next.

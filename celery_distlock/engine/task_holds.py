@@ -13,8 +13,6 @@ from celery_distlock.stores.base import Store
 
 from .hold import Hold, Terms
 
-__all__ = ["LossNotice", "TaskHold"]
-
 logger = logging.getLogger(__name__)
 
 

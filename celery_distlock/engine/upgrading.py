@@ -20,18 +20,6 @@ from celery_distlock.stores.values import ALONE, Reply, Status, Want
 from .hold import GLANCE, GONE, Hold
 from .owners import current_task
 
-__all__ = [
-    "UpgradeWaiter",
-    "conflict",
-    "downgrade",
-    "downgrade_all",
-    "leave",
-    "leaving",
-    "upgrade",
-    "upgrade_all",
-    "wants_upgrade",
-]
-
 logger = logging.getLogger(__name__)
 
 LOOK = 1.0  # seconds after which a waiter asks again without a push

@@ -7,8 +7,6 @@ from celery_distlock.key import Key
 from celery_distlock.stores import Store
 from celery_distlock.stores.values import ALONE, Want
 
-__all__ = ["ensure_able", "key_wanting", "want_of"]
-
 
 def want_of(key: Key) -> Want:
     """Return the amount of *key* that is asked for."""

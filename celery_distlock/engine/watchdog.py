@@ -28,8 +28,6 @@ from celery_distlock.stores.values import Ownership, RenewOutcome
 
 from .hold import Hold, HoldState
 
-__all__ = ["Outcome", "Request", "Watchdog", "watchdog"]
-
 logger = logging.getLogger(__name__)
 
 Outcome: TypeAlias = tuple[RenewOutcome, float]

@@ -10,8 +10,6 @@ from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.stores import Ability, Action, QueueStore, Store
 
-__all__ = ["MOST_TEXT", "Act", "this_user"]
-
 logger = logging.getLogger(__name__)
 
 MOST_TEXT = 200  # characters of a reason or an author

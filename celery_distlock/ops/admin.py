@@ -34,34 +34,13 @@ from celery_distlock.stores import (
     Store,
     UnsendableError,
 )
-from celery_distlock.stores.holders import Holder, HoldInfo, known_time
+from celery_distlock.stores.holders import HoldInfo
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.queue_store import ready
 from celery_distlock.stores.values import Ability, KeyState, Limit, Waiter, WokenTask
 
 from .acts import Act
-from .looks import (
-    CallInfo,
-    WaiterInfo,
-    holds_named,
-    is_of_interest,
-    lock_info,
-    printable,
-    waiter_info,
-)
-
-__all__ = [
-    "Admin",
-    "CallInfo",
-    "Dropped",
-    "HoldInfo",
-    "Holder",
-    "Limited",
-    "Released",
-    "WaiterInfo",
-    "known_time",
-    "printable",
-]
+from .looks import CallInfo, WaiterInfo, holds_named, is_of_interest, lock_info, waiter_info
 
 logger = logging.getLogger(__name__)
 

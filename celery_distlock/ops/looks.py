@@ -5,20 +5,10 @@ from dataclasses import dataclass
 
 from celery_distlock.errors import DistlockError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.naming import printable, shown
+from celery_distlock.naming import shown
 from celery_distlock.stores.holders import Holder, HoldInfo, known_time
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import ALONE, KeyState, Limit, Waiter, Want
-
-__all__ = [
-    "CallInfo",
-    "WaiterInfo",
-    "holds_named",
-    "is_of_interest",
-    "lock_info",
-    "printable",
-    "waiter_info",
-]
 
 MOST_LISTED = 5  # holders in a sentence
 

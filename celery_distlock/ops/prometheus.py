@@ -29,8 +29,6 @@ from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 from .admin import Admin
 from .looks import lock_info
 
-__all__ = ["StoreCollector", "described"]
-
 logger = logging.getLogger(__name__)
 
 PATIENCE = 2.0  # seconds that a scrape waits for a reading; Prometheus waits for ten

@@ -9,8 +9,6 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.stores import Ability, ListingStore, Store
 
-__all__ = ["similar_keys"]
-
 MOST = 3
 LIKE = 0.75  # difflib ratio: allows for most typos and for different case
 PATIENCE = 1.0  # longest search, in seconds

@@ -11,8 +11,6 @@ from weakref import WeakSet
 from .forks import ExitStage, ForkStage, at_exit, begin_anew
 from .log_lines import say
 
-__all__ = ["LAST_MOMENT", "Background", "BackgroundNotifier", "finish_all"]
-
 logger = logging.getLogger(__name__)
 
 INTERVAL = 2.0  # seconds between rounds

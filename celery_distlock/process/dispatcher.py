@@ -17,8 +17,6 @@ from typing import Any
 from .background import Background
 from .forks import ForkStage, PerProcess
 
-__all__ = ["PATIENCE", "UNSENT", "Outcome", "dispatch"]
-
 logger = logging.getLogger(__name__)
 
 PATIENCE = 0.25  # longest wait of a caller that releases, in seconds

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
-__all__ = ["ExitStage", "ForkStage", "PerProcess", "at_exit", "begin_anew", "no_fork"]
-
 logger = logging.getLogger(__name__)
 
 # Longest delay of a fork, in seconds from when the other thread entered its block. After that the

@@ -3,8 +3,6 @@
 import sys
 from typing import Any
 
-__all__ = ["eventlet_patched", "gevent_patched", "greenlets_library"]
-
 
 def gevent_patched() -> bool:
     """Whether this process's threads are gevent's greenlets."""

@@ -4,8 +4,6 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["say"]
-
 
 def say(logger: logging.Logger, level: int, text: str, *args: object, **more: Any) -> None:
     """Log a line, and ignore exceptions of the handlers, for example if a log server is down."""

@@ -13,8 +13,6 @@ from typing import Any
 from .background import BackgroundNotifier
 from .log_lines import say
 
-__all__ = ["log", "tell"]
-
 _notifier = BackgroundNotifier("distlock-news")
 
 

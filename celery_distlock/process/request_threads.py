@@ -16,8 +16,6 @@ from weakref import WeakSet
 
 from .forks import ExitStage, ForkStage, at_exit, begin_anew
 
-__all__ = ["RequestThreads"]
-
 logger = logging.getLogger(__name__)
 
 MOST = 8  # threads; a request takes a fraction of a millisecond and never waits for a lock

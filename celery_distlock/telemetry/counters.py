@@ -15,8 +15,6 @@ from weakref import WeakSet
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import Ability, CountingStore, Store
 
-__all__ = ["BUCKETS", "Counters", "Sample", "samples"]
-
 logger = logging.getLogger(__name__)
 
 # Upper bounds of the histogram buckets for waits and holds, in seconds.

@@ -21,8 +21,6 @@ from celery import Celery
 from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 
-__all__ = ["send", "set_source", "source"]
-
 logger = logging.getLogger(__name__)
 
 _STATES = {"task_parked": "task-parked", "task_woken": "task-running"}

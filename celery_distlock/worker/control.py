@@ -13,11 +13,13 @@ from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import DistlockError
+from celery_distlock.naming import printable
 from celery_distlock.ops.acts import this_user
-from celery_distlock.ops.admin import Admin, HoldInfo, printable
+from celery_distlock.ops.admin import Admin
 from celery_distlock.ops.looks import lock_info
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import AcquireRequest, Store
+from celery_distlock.stores.holders import HoldInfo
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import KeyState, Status
 

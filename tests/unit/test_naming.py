@@ -6,9 +6,9 @@ from celery_distlock.errors import LockConflictError, LockLostError
 from celery_distlock.keys import slot_name
 from celery_distlock.lock import Lock
 from celery_distlock.naming import SHOWN_LENGTH, holder_name, shown
-from celery_distlock.ops.looks import Holder
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.stores import Reply, Status, open_store
+from celery_distlock.stores.holders import Holder
 from celery_distlock.stores.identities import new_owner
 
 LONG = "customer:" + "x" * 1_000_000

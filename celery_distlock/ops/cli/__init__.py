@@ -44,7 +44,7 @@ class CommandError(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Write the line to stderr."""
-        from .display import printable
+        from celery_distlock.naming import printable
 
         click.echo(f"Error: {printable(self.format_message())}", err=True)
 
@@ -87,7 +87,7 @@ class _LogToStderr(logging.Handler):
         self._obj = obj
 
     def emit(self, record: logging.LogRecord) -> None:
-        from .display import printable
+        from celery_distlock.naming import printable
 
         cause = f": {record.exc_info[1]}" if record.exc_info and record.exc_info[1] else ""
         self._obj.error(printable(f"{record.levelname.lower()}: {record.getMessage()}{cause}"))

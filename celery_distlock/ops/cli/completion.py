@@ -12,8 +12,6 @@ from click.shell_completion import CompletionItem
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import ListingStore, Store
 
-__all__ = ["complete_key"]
-
 PATIENCE = 2.0  # seconds that the tab key waits for the store
 # The shell inserts a key unquoted, and would interpret other characters.
 _HARMLESS = re.compile(r"(?!-)[\w@%+=:,./-]+").fullmatch

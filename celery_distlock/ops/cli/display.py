@@ -16,36 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from celery_distlock.naming import shown
-from celery_distlock.ops.admin import CallInfo, Holder, HoldInfo, WaiterInfo, printable
+from celery_distlock.naming import printable, shown
+from celery_distlock.ops.looks import CallInfo, WaiterInfo
+from celery_distlock.stores.holders import Holder, HoldInfo
 from celery_distlock.stores.values import Action, KeyState, Limit, Want
-
-__all__ = [
-    "ACTION_COLUMNS",
-    "CALL_COLUMNS",
-    "HOLD_COLUMNS",
-    "LOCK_COLUMNS",
-    "OPTIONAL",
-    "WAITER_COLUMNS",
-    "Screen",
-    "action_cells",
-    "action_record",
-    "call_cells",
-    "duration",
-    "hold_cells",
-    "limit_label",
-    "lock_cells",
-    "lock_record",
-    "moment",
-    "opens_label",
-    "printable",
-    "since",
-    "units_label",
-    "waiter_cells",
-    "waiter_record",
-    "waits_label",
-    "wants_label",
-]
 
 PAGE = 200  # rows per table; more rows start another table, so that few are kept in memory
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
-from celery_distlock.naming import NAMED, some_of
+from celery_distlock.naming import NAMED, printable, some_of
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import Ability, QueueStore, Store
@@ -23,9 +23,7 @@ from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import WokenTask
 
 from . import command
-from .display import Screen, printable, write_json
-
-__all__ = ["doctor_", "examine"]
+from .display import Screen, write_json
 
 SLOW = 0.05  # seconds; each task makes at least two requests
 STALLS = 1.0  # seconds; renewals of a short lease are due about that often

@@ -18,8 +18,6 @@ from . import CommandError
 from .ranges import DAY, PORT, Duration
 from .single import admin_of
 
-__all__ = ["exporter", "only_metrics"]
-
 _CHOSEN = "name[]"  # parameter of prometheus-client that selects metrics
 _ENDS = re.compile(r"_(total|created|bucket|sum|count)$")
 

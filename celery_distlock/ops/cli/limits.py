@@ -7,13 +7,14 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.naming import printable
 from celery_distlock.ops.admin import Limited
 from celery_distlock.rate import Rate
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import KeyState
 
 from . import command
-from .display import duration, limit_label, lock_record, printable, write_json
+from .display import duration, limit_label, lock_record, write_json
 from .ranges import DAY, UNITS, Duration, StartRate
 from .single import (
     admin_of,
@@ -24,8 +25,6 @@ from .single import (
     reason_option,
     suggest,
 )
-
-__all__ = ["limit_", "pause_", "resume_"]
 
 LONGEST = 365 * DAY  # longest value of --for, in seconds
 

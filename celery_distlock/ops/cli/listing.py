@@ -17,8 +17,6 @@ from .display import LOCK_COLUMNS, SORTERS, Screen, lock_cells, lock_record, wri
 from .ranges import COUNT, DAY, Duration
 from .single import admin_of
 
-__all__ = ["list_"]
-
 
 @command("list")
 @click.argument("pattern", default="*", shell_complete=complete_key)

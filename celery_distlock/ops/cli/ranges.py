@@ -9,8 +9,6 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.rate import Rate
 
-__all__ = ["COUNT", "DAY", "PLACE", "PORT", "UNITS", "Duration", "StartRate"]
-
 DAY = 86_400.0  # seconds
 
 PORT = click.IntRange(0, 65_535)

@@ -11,12 +11,14 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_distlock.errors import DistlockError, StoreError
+from celery_distlock.naming import printable
 from celery_distlock.ops.acts import Act
-from celery_distlock.ops.admin import Admin, Dropped, Holder, HoldInfo, Released
+from celery_distlock.ops.admin import Admin, Dropped, Released
 from celery_distlock.ops.looks import holds_named
 from celery_distlock.ops.similar import similar_keys
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, QueueStore
+from celery_distlock.stores.holders import Holder, HoldInfo
 from celery_distlock.stores.values import KeyState
 
 from . import CommandError, command
@@ -35,7 +37,6 @@ from .display import (
     limit_label,
     lock_record,
     opens_label,
-    printable,
     since,
     waiter_cells,
     waiter_record,
@@ -46,21 +47,6 @@ from .display import (
 from .ranges import COUNT, PLACE
 
 MOST_SHOWN = 10  # delayed calls, and identities, of one key
-
-__all__ = [
-    "admin_of",
-    "drop_",
-    "exit_unused",
-    "in_use",
-    "json_option",
-    "key_argument",
-    "queue_",
-    "reason_option",
-    "release_",
-    "show_",
-    "suggest",
-    "wake_",
-]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

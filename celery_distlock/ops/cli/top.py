@@ -16,17 +16,16 @@ from rich.live import Live
 from rich.text import Text
 
 from celery_distlock.errors import StoreError
+from celery_distlock.naming import printable
 from celery_distlock.ops.admin import Admin
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import KeyState
 
 from . import command
-from .display import LOCK_COLUMNS, SORTERS, Screen, filled, lock_cells, printable
+from .display import LOCK_COLUMNS, SORTERS, Screen, filled, lock_cells
 from .ranges import DAY, Duration
 from .single import admin_of
-
-__all__ = ["top_"]
 
 FRAME = 5  # lines around the rows
 GLANCE = 100  # locks that are read between two checks of the keyboard

@@ -16,8 +16,6 @@ from celery_distlock.ops.cli.ranges import DAY, PORT, Duration
 from celery_distlock.ops.cli.single import admin_of
 from celery_distlock.stores import Ability
 
-__all__ = ["web"]
-
 TOKEN_VARIABLE = "DISTLOCK_WEB_TOKEN"  # noqa: S105
 SHORTEST_TOKEN = 16  # characters: the token alone protects the locks from the network
 NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")  # a host name or an address

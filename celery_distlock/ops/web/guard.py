@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_distlock import clock
 
-__all__ = ["CSRF_HEADER", "Json", "RequestGuard", "Sessions", "host_name"]
-
 CSRF_HEADER = "X-Distlock-CSRF"
 SESSION_TIME = 12 * 3600.0  # seconds
 MOST_SESSIONS = 1000

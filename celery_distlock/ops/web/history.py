@@ -10,10 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from celery_distlock.ops.admin import Holder, HoldInfo
+from celery_distlock.stores.holders import Holder, HoldInfo
 from celery_distlock.stores.values import KeyState
-
-__all__ = ["Grant", "History", "KeyHistory"]
 
 MOST_KEYS = 10_000  # keys with a history; about 20 MB
 MOST_GRANTS = 8  # grants per key, or all current ones if those are more

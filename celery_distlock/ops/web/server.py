@@ -15,8 +15,6 @@ from .guard import RequestGuard, Sessions
 from .snapshots import SnapshotCache
 from .views import Views
 
-__all__ = ["Options", "Page"]
-
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 

@@ -17,8 +17,6 @@ from celery_distlock.stores.values import KeyState
 
 from .history import History
 
-__all__ = ["COLUMNS", "Selection", "Snapshot", "SnapshotCache"]
-
 MOST_KEYS = 200_000  # in a snapshot; about 200 MB, and ten seconds of the store's time
 PATIENCE = 1.0  # seconds that a request waits for a new snapshot if there is an older one
 LATE = 2.0  # seconds after which the page reports that the store has not answered yet

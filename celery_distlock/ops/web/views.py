@@ -21,15 +21,15 @@ from celery_distlock import clock
 from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.ops.acts import MOST_TEXT, this_user
-from celery_distlock.ops.admin import Admin, CallInfo, Holder, HoldInfo, WaiterInfo
+from celery_distlock.ops.admin import Admin
+from celery_distlock.ops.looks import CallInfo, WaiterInfo
 from celery_distlock.settings import closest
+from celery_distlock.stores.holders import Holder, HoldInfo
 from celery_distlock.stores.values import UNREADABLE, Action, KeyState, Limit
 
 from .guard import SESSION_TIME, Json, Sessions
 from .history import Grant
 from .snapshots import COLUMNS, Selection, SnapshotCache
-
-__all__ = ["Views"]
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .keyspace import Entries, Hash, Keyspace, RefusedError, SortedSet
 
-__all__ = ["COMMANDS", "Command", "Status", "number"]
-
 Answer: TypeAlias = "int | bytes | list[Any] | None"
 Words: TypeAlias = tuple[bytes, ...]
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
-__all__ = ["Entries", "Hash", "Keyspace", "Listener", "RefusedError", "SortedSet"]
-
 Entries: TypeAlias = list[tuple[float, bytes]]  # score and member
 Listener: TypeAlias = Callable[[bytes], object]
 T = TypeVar("T")

@@ -12,8 +12,6 @@ from celery_distlock.stores.redis.scripts import Script
 from .commands import Status, number
 from .keyspace import RefusedError
 
-__all__ = ["Interpreter", "interpreter"]
-
 Call: TypeAlias = Callable[..., Any]  # executes a command: its name and words
 
 # The environment that a server gives to scripts. A script is the body of a function without

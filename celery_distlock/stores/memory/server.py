@@ -13,8 +13,6 @@ from .commands import COMMANDS
 from .keyspace import Keyspace, RefusedError
 from .scripting import interpreter
 
-__all__ = ["Server"]
-
 logger = logging.getLogger(__name__)
 
 

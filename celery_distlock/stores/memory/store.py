@@ -28,8 +28,6 @@ from celery_distlock.stores.values import Ability, WokenTask
 
 from .server import Server
 
-__all__ = ["MemoryStore"]
-
 
 class _MemoryInboxes(Inboxes):
     _servers: "_InProcess"

@@ -20,8 +20,6 @@ from .answers import text
 from .connections import Command, command
 from .parts import Part, Reach
 
-__all__ = ["RedisAudit"]
-
 MOST_REMEMBERED = 1000  # known causes of losses that no caller has asked for yet
 PATIENCE = 0.5  # seconds to look up why renewals were refused
 _ENTRY = re.compile(r"(\d{1,16}) (\{.*\})", re.DOTALL)  # as in act.lua

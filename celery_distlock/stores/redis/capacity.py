@@ -21,8 +21,6 @@ from .parts import Part, Reach
 from .replies import Replies
 from .request_runner import Answered
 
-__all__ = ["RedisUnits"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -28,8 +28,6 @@ from .connections import (
 )
 from .topology import HostPort, PushTarget, Topology
 
-__all__ = ["Cluster"]
-
 _OPEN = re.compile(rb"\[(\d+)-[<>]-")  # a slot that a node moves to another node, or gets from it
 
 REDIRECTIONS = 5  # the most that one request follows, as in other clients of a cluster

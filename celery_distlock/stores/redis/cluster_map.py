@@ -21,8 +21,6 @@ from .permissions import missing
 from .reading import Reading
 from .topology import HostPort
 
-__all__ = ["ClusterMap", "SlotOwners"]
-
 TIMEOUT = 1.0  # seconds for one node to answer
 OLD = 0.1  # seconds after which a doubted map is requested again
 NEXT = 0.1  # seconds after which another node is asked, too

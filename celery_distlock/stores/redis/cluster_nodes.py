@@ -15,8 +15,6 @@ from celery_distlock.stores.urls import host_and_port
 from .connections import ANSWERLESS, Command, ConnectionPool, NodeSettings, Server
 from .topology import HostPort
 
-__all__ = ["SLOW", "ClusterNode", "ClusterNodes", "beside", "host_of", "named_by"]
-
 logger = logging.getLogger(__name__)
 
 # Seconds after which an answer is doubted: the server may have been suspended in between.

@@ -3,8 +3,6 @@
 import binascii
 import itertools
 
-__all__ = ["SLOTS", "slot_of", "tag_of"]
-
 SLOTS = 16384
 
 

@@ -21,8 +21,6 @@ from .parts import Part
 from .server_errors import is_transient
 from .topology import PushTarget
 
-__all__ = ["RedisChannels"]
-
 # Seconds until the server pushes; a worker that begins to consume waits for this.
 ATTEND_TIMEOUT = 1.0
 MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up

@@ -18,8 +18,6 @@ from .connections import ConnectionFactory
 from .pubsub import IDLE_PING, PAUSE, PubSubConnection
 from .topology import PushTarget, Topology
 
-__all__ = ["CLOSING", "PubSubChannel", "Pushes", "woken_task_of"]
-
 logger = logging.getLogger(__name__)
 
 CLOSING = 0.25  # seconds that closing a delivery channel waits for its threads

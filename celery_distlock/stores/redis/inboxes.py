@@ -9,8 +9,6 @@ from .parts import Part, Reach
 from .subscriptions import PubSubInbox, WaiterSubscriptions
 from .topology import PushTarget
 
-__all__ = ["Inboxes"]
-
 
 class Inboxes(Part):
     """One channel for all inboxes of this process, and a subscription at each server."""

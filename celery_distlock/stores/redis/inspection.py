@@ -39,8 +39,6 @@ from .records import wanted
 from .scanning import Cursor, KeysWith, keys_of, names_at
 from .server_errors import is_transient
 
-__all__ = ["Inspection"]
-
 logger = logging.getLogger(__name__)
 
 SHARED = "several:"  # the owner in the record of a shared key

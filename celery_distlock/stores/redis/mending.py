@@ -9,8 +9,6 @@ from .connections import Command
 from .parts import Part
 from .scanning import KeysWith, names_at
 
-__all__ = ["IndexMender"]
-
 MENDED = 600.0  # seconds for which an index counts as complete
 MENDER = 60.0  # seconds after which another process takes over an abandoned repair
 MENDING = 0.2  # seconds of a sweep, at most: a cluster may have many foreign keys

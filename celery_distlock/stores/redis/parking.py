@@ -33,8 +33,6 @@ from .records import wanted
 from .replies import Replies
 from .scanning import SCAN_BATCH, literal
 
-__all__ = ["RedisParking"]
-
 BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not checked again
 MOST_LEFT = 10_000  # the number of executions known to be left to others
 TURN = 0.9  # of the interval between sweeps: the length of a sweeper's turn

@@ -11,8 +11,6 @@ from .records import Records
 from .request_runner import RequestRunner
 from .topology import PushTarget, Topology
 
-__all__ = ["SWEEP_BATCH", "Part", "Reach"]
-
 SWEEP_BATCH = 100  # keys per round trip
 
 

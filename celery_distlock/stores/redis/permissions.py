@@ -6,8 +6,6 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError
 
-__all__ = ["IN_A_CLUSTER", "REHEARSAL", "lacking", "missing", "unknown"]
-
 # Every command that a store and its scripts use on records, each on a record that is removed in the
 # end. Scripts run with the rights of their user, so what is refused here is refused in them.
 REHEARSAL = tuple(

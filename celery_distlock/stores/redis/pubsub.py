@@ -21,8 +21,6 @@ from .cluster_slots import slot_of
 from .connections import TIMEOUT, ConnectionFactory, known
 from .topology import PushTarget
 
-__all__ = ["IDLE_PING", "PAUSE", "PubSubConnection"]
-
 logger = logging.getLogger(__name__)
 
 IDLE_PING = 5.0  # seconds after which a silent connection is checked with a ping

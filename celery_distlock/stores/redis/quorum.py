@@ -25,8 +25,6 @@ from celery_distlock.stores.urls import host_and_port
 
 from .connections import ANSWERLESS, Command, NodeSettings, Server, command
 
-__all__ = ["ANSWER", "Answers", "QuorumClient"]
-
 logger = logging.getLogger(__name__)
 
 # Seconds. Redlock's page (redis.io, "Distributed locks") wants 5 to 50 ms for a lease of 10 s,

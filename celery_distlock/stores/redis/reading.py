@@ -9,8 +9,6 @@ from celery_distlock.naming import shown
 
 from .scripts import Script
 
-__all__ = ["NOT_READ", "REMEDY", "Reading"]
-
 logger = logging.getLogger(__name__)
 
 # Python's errors for a value of another type, form or length than a reader expects.

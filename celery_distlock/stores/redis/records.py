@@ -10,8 +10,6 @@ from celery_distlock.stores.values import ALONE, Want
 from . import scripts
 from .connections import Command, command, fields, milliseconds, script_call, trimmed
 
-__all__ = ["RELEASE", "Records", "wanted"]
-
 RELEASE = scripts.load("release")
 
 

@@ -73,8 +73,6 @@ from .server_errors import said
 from .server_reports import QUESTIONS, memory_findings, parse_info, told
 from .urls import explained, node_settings, split
 
-__all__ = ["RedlockStore"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

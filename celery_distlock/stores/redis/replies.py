@@ -14,8 +14,6 @@ from .connections import time_left
 from .parts import Part, Reach
 from .request_runner import Answered
 
-__all__ = ["Replies"]
-
 
 class Replies(Part):
     """Parses answers; records in *timetable* the keys that time alone opens."""

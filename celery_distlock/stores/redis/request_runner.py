@@ -16,8 +16,6 @@ from .reading import Reading
 from .server_errors import is_of_other_type, is_transient, remedy_for, said
 from .topology import Topology
 
-__all__ = ["LONE_NODE", "Answered", "RequestRunner"]
-
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # further ones while a cluster moves the key's slot
 BESIDE = 1.0  # seconds for an optional answer, in a cluster

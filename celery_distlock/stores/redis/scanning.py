@@ -12,8 +12,6 @@ from .connections import Command, command
 from .reading import Reading
 from .topology import Topology
 
-__all__ = ["SCAN_BATCH", "Cursor", "KeysWith", "keys_of", "literal", "names_at"]
-
 SCAN_BATCH = 1000  # records per round trip that the server examines
 _GLOB = re.compile(r"[\\*?\[\]]")
 _PLAIN = re.compile(r"[\w:.,;/*-]*", re.ASCII)  # a pattern that a server reads as fnmatch does

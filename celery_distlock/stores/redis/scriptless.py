@@ -59,8 +59,6 @@ from .server_errors import is_of_other_type, is_transient, said
 from .server_reports import describe_server, memory_findings, parse_info
 from .urls import locate
 
-__all__ = ["ScriptlessStore"]
-
 logger = logging.getLogger(__name__)
 
 TURNS = 5  # times that a record may change between reading and changing it

@@ -18,8 +18,6 @@ from .records import wanted
 from .replies import Replies
 from .silence import Silence
 
-__all__ = ["RedisCalls"]
-
 
 class RedisCalls(Part, Calls):
     """See the module."""

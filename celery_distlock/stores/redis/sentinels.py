@@ -28,8 +28,6 @@ from .connections import (
 from .reading import Reading
 from .topology import HostPort, PushTarget, Topology
 
-__all__ = ["Sentinels"]
-
 SENTINEL_TIMEOUT = 0.25  # seconds for a sentinel to name the master
 FRESH = 1.0  # seconds for which that is trusted
 SILENT = 5.0  # seconds for which a sentinel that did not answer is not asked again

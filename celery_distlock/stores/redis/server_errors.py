@@ -18,13 +18,6 @@ from redis.exceptions import (
 from .connections import ANSWERLESS, NotRedisError, TurnedAwayError
 from .permissions import missing
 
-__all__ = [
-    "is_of_other_type",
-    "is_transient",
-    "remedy_for",
-    "said",
-]
-
 # The server starts, fails over, is full, or has no place for this client or for so large a message,
 # whose task needs none when its key is free. redis-py removes the code of some errors, and uses it
 # as their class. Redis 7.0 has no code for a right that a script lacks, and finds a call too long

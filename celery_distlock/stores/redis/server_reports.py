@@ -19,17 +19,6 @@ from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
 from .topology import Topology
 
-__all__ = [
-    "QUESTIONS",
-    "describe_info",
-    "describe_server",
-    "examine",
-    "memory_findings",
-    "missing_rights",
-    "parse_info",
-    "told",
-]
-
 # The questions to a server for `parse_info`, and for `told`.
 INFO = [command(b"", "INFO"), command(b"", "CONFIG", "GET", "save")]
 QUESTIONS = [*INFO, command(b"", "TIME")]

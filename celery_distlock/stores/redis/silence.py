@@ -9,8 +9,6 @@ from celery_distlock.errors import StoreUnavailableError
 
 from .connections import TIMEOUT
 
-__all__ = ["Silence"]
-
 HURRY = 0.5  # seconds for an answer, after a long silence
 LONG = 15.0  # seconds: a failover is over by then, and calls must wait for that
 REMEMBERED = 30.0  # seconds after which a call waits in full again

@@ -56,8 +56,6 @@ from .server_reports import describe_server, examine, missing_rights
 from .timing import RedisTimetable
 from .urls import Location, locate
 
-__all__ = ["RedisStore"]
-
 logger = logging.getLogger(__name__)
 
 

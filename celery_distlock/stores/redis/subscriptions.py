@@ -19,8 +19,6 @@ from .connections import ConnectionFactory
 from .pubsub import PAUSE, PubSubConnection
 from .topology import PushTarget
 
-__all__ = ["PubSubInbox", "WaiterSubscriptions"]
-
 logger = logging.getLogger(__name__)
 
 JOIN = 0.5  # seconds that a waiter gives the server to confirm the subscription

@@ -15,8 +15,6 @@ from .connections import TIMEOUT, Command, milliseconds, script_call
 from .inboxes import Inboxes
 from .parts import SWEEP_BATCH, Part, Reach
 
-__all__ = ["RedisTimetable"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from celery_distlock.stores.findings import Finding
 
 from .connections import ANSWERLESS, TIMEOUT, Command, ConnectionFactory, NodeSettings, Server
 
-__all__ = ["HostPort", "OneServer", "PushTarget", "Topology"]
-
 HostPort: TypeAlias = tuple[str, int]
 
 

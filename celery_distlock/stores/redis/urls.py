@@ -22,17 +22,6 @@ from .connections import NodeSettings
 from .sentinels import Sentinels
 from .topology import HostPort, OneServer, Topology
 
-__all__ = [
-    "OPTIONS",
-    "Address",
-    "Location",
-    "explained",
-    "locate",
-    "node_settings",
-    "split",
-    "wants_scripts",
-]
-
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 EXAMPLES = {
     "sentinel": "sentinel://host1:26379,host2:26379,host3:26379/0?service=mymaster",

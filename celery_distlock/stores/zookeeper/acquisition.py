@@ -14,8 +14,6 @@ from .node_registry import NodeRegistry, RegisteredNode
 from .queues import ROUNDS, Place, Queue, digest, find
 from .sessions import Exchange, WatchInbox, zk
 
-__all__ = ["GRANT", "Attempt"]
-
 GRANT = 5.0  # seconds in which a waiter of this process must take a key that has become its own
 
 

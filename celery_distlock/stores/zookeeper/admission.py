@@ -15,8 +15,6 @@ from celery_distlock.stores.values import MOST_SLOTS
 
 from .node_data import Facts, Record
 
-__all__ = ["Entry", "free_slot", "holders"]
-
 
 class Entry(NamedTuple):
     """A holder; `facts` includes its token and slot, even if they are not in its node yet."""

@@ -16,8 +16,6 @@ from celery_distlock import clock
 from .queues import digest
 from .sessions import FAILURES, TIMEOUT, Exchange, SessionManager, words, zk
 
-__all__ = ["CompletedRun", "Completions"]
-
 logger = logging.getLogger(__name__)
 
 HOUR = 3600  # seconds

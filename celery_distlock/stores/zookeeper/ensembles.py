@@ -11,8 +11,6 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.urls import host_and_port, redact, split_url
 
-__all__ = ["Ensemble", "described", "find_doubts", "locate"]
-
 PORT = 2181
 SESSION = 30.0  # seconds
 EXAMPLE = "zookeeper://user:password@host:2181,host:2181/chroot?session=30"

@@ -4,8 +4,6 @@ import json
 import math
 from typing import Any, NamedTuple
 
-__all__ = ["Facts", "Record", "facts_of"]
-
 
 class Facts(NamedTuple):
     """The contents of a node."""

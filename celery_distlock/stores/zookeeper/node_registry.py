@@ -14,8 +14,6 @@ from celery_distlock.stores.values import Ownership
 from .node_data import Facts
 from .sessions import FAILURES, Session, WatchInbox, words
 
-__all__ = ["NodeRegistry", "RegisteredNode"]
-
 logger = logging.getLogger(__name__)
 
 LOOK = 1.0  # seconds; the longest sleep, since the machine itself may have been suspended

@@ -21,17 +21,6 @@ from .node_data import Facts, Record
 from .node_registry import NodeRegistry, RegisteredNode
 from .sessions import Exchange, zk
 
-__all__ = [
-    "ROUNDS",
-    "Place",
-    "Queue",
-    "digest",
-    "escaped",
-    "find",
-    "look_at",
-    "unescaped",
-]
-
 DIGITS = 32  # of a digest
 LAST_NUMBER = 2**31 - 1  # of a key's nodes; after it ZooKeeper repeats the same number
 MOST_AT_ONCE = 100  # nodes in one transaction

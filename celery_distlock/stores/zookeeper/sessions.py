@@ -18,7 +18,7 @@ from celery_distlock.stores.channels import EventInbox
 from .ensembles import Ensemble
 
 try:
-    from kazoo import exceptions as zk
+    from kazoo import exceptions
     from kazoo.client import KazooClient
     from kazoo.handlers.threading import SequentialThreadingHandler
     from kazoo.protocol.serialization import Connect, Create2
@@ -29,16 +29,7 @@ except ModuleNotFoundError as error:
         "locks in ZooKeeper need kazoo: pip install 'celery-distlock[zookeeper]'"
     ) from error
 
-__all__ = [
-    "FAILURES",
-    "TIMEOUT",
-    "Exchange",
-    "Session",
-    "SessionManager",
-    "WatchInbox",
-    "words",
-    "zk",
-]
+zk: Any = exceptions
 
 logger = logging.getLogger(__name__)
 

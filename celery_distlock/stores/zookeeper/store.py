@@ -64,8 +64,6 @@ from .node_registry import NodeRegistry, RegisteredNode
 from .queues import Place, Queue, digest, escaped, find, look_at, unescaped
 from .sessions import FAILURES, TIMEOUT, Exchange, SessionManager, WatchInbox, words
 
-__all__ = ["ZooKeeperStore"]
-
 logger = logging.getLogger(__name__)
 
 CLAIM = 5.0  # seconds; the shortest time that a run has to become settled

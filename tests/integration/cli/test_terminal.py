@@ -10,7 +10,6 @@ import subprocess
 import pytest
 from rich.console import Console
 
-from celery_distlock.ops.admin import Holder, HoldInfo
 from celery_distlock.ops.cli.display import (
     HOLD_COLUMNS,
     LOCK_COLUMNS,
@@ -20,6 +19,7 @@ from celery_distlock.ops.cli.display import (
     lock_cells,
 )
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.holders import Holder, HoldInfo
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import KeyState, Limit, Want
 from tests.integration.cli.conftest import command, environment
