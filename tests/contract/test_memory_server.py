@@ -40,7 +40,9 @@ INTEGERS = st.one_of(
     st.integers(-4, 4).map(str),
     st.sampled_from(["", "x", "1.0", "01", "+1", "-0", str(2**63 - 1), str(-(2**63)), str(2**63)]),
 )
-BOUNDS = st.one_of(NUMBERS, NUMBERS.map(lambda number: f"({number}"))
+# Of a bound that begins with a blank, older servers take the number, and newer ones refuse it.
+_BOUNDS = NUMBERS.filter(lambda number: not number.startswith(" "))
+BOUNDS = st.one_of(_BOUNDS, _BOUNDS.map(lambda number: f"({number}"))
 MILLISECONDS = st.sampled_from(
     ["60000", "0", "-1", "1.5", "x", "", str(2**63 - 1), str(-(2**63)), "9" * 30]
 )
@@ -183,6 +185,7 @@ def test_commands_are_answered_alike(both, commands):
     [
         *(["HGET", "k", "a"], ["SET", "k", "1", "GET"], ["PEXPIRE", "k", "1.5"]),
         *(["ZADD", "k", "x", "a"], ["ZRANGE", "k", "x", "1"], ["HINCRBYFLOAT", "other", "a", "x"]),
+        ["HINCRBYFLOAT", "other", "a", "inf"],
         *(
             ["HSET", "k"],
             ["HSET", "other", "a", "1", "b"],

@@ -10,7 +10,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
@@ -285,14 +285,13 @@ def hdel(keys: Keyspace, name: bytes, field: bytes, *more: bytes) -> Answer:
 
 @_command
 def hincrbyfloat(keys: Keyspace, name: bytes, field: bytes, by: bytes) -> Answer:
-    _float(by)
+    if math.isinf(_float(by)):
+        raise RefusedError("value is NaN or Infinity")
     before = _fields(keys, name).get(field, b"0")
-    _float(before, "hash value is not a float")
-    try:
-        total = Decimal(before.decode()) + Decimal(by.decode())
-        written = f"{total:.{_PLACES}f}".rstrip("0").rstrip(".").encode()
-    except (InvalidOperation, OverflowError):
-        raise RefusedError("increment would produce NaN or Infinity") from None
+    if math.isinf(_float(before, "hash value is not a float")):
+        raise RefusedError("increment would produce NaN or Infinity")
+    total = Decimal(before.decode()) + Decimal(by.decode())
+    written = f"{total:.{_PLACES}f}".rstrip("0").rstrip(".").encode()
     hset(keys, name, field, written)
     return written
 
