@@ -79,8 +79,8 @@ class InFlightKeys:
         """
         Whether one of them goes before the woken task *identity*, which came at *arrival*.
 
-        That is one that waits for a slot; or one that came earlier and has begun just now, so that
-        it may not have asked for the key yet.
+        That is one that came earlier, or at an unknown time, and waits for a slot; or one that came
+        earlier and began within the last second, so that it may not have asked yet.
         """
         return any(self._is_earlier(each, arrival) for each in self.ids(name) - {identity})
 
@@ -88,12 +88,13 @@ class InFlightKeys:
         request = state.requests.get(identity)
         if request is None:
             return identity in self._entering
+        came = getattr(request, "arrival", 0)
         if request not in state.active_requests:
-            return True
+            return came < arrival or not (came and arrival)
         begun = request.time_start or 0.0
         if identity in self._served or abs(clock.wall() - begun) > ASKS_WITHIN:
             return False
-        return 0 < getattr(request, "arrival", 0) < arrival
+        return 0 < came < arrival
 
     def _is_about_to_ask(self, identity: str, within: float) -> bool:
         """Whether a task waits for a slot, or has begun less than so many seconds ago."""

@@ -11,8 +11,8 @@ processes ask for the key.
 - A task may be parked before the first one has acquired the key. If that one ends without it, no
   release wakes the next: this module does.
 - A woken task waits here while an earlier task of its key waits for a slot of the pool; and for a
-  second at most while one has begun, and may not have asked for the key yet. Not if the key has
-  room for all of them.
+  second at most while one has begun, and may not have asked for the key yet. It does not wait if
+  the key has room for all of them, and no rate.
 - The event loop makes the key of a small message and hands it to a thread that parks it. It waits
   20 ms for that at most; a message that takes longer stays unacknowledged in the thread, while the
   loop goes on (see `celery_distlock.worker.event_loop`).
@@ -223,6 +223,10 @@ class Parking:
 
 
 def _goes_behind(name: str, want: Want, identity: str, arrival: int) -> bool:
-    """Whether a woken task is to let earlier ones of its key ask for it; not if all have room."""
-    has_room = in_flight.has_room(name, want)
+    """
+    Whether a woken task must let earlier tasks of its key ask for it.
+
+    Not if the key has room for all of them, and no rate: a rate admits the first that asks.
+    """
+    has_room = not want.rates and in_flight.has_room(name, want)
     return not has_room and in_flight.has_earlier(name, identity, arrival)

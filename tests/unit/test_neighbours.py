@@ -77,6 +77,14 @@ def test_a_task_is_a_neighbour_until_it_has_finished(begin):
     assert not in_flight.has("k")
 
 
+def test_of_two_that_wait_for_a_slot_the_earlier_one_goes_first(begin):
+    begin("a")
+    came = begin.unfinished["a"].arrival
+
+    assert in_flight.has_earlier("k", "b", came + 1)
+    assert not in_flight.has_earlier("k", "b", came - 1)
+
+
 def test_a_task_is_a_neighbour_before_celery_knows_it(begin):
     with in_flight.entering({"k": ALONE}, "a"):
         assert in_flight.has("k")
