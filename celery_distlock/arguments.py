@@ -37,31 +37,12 @@ told_by: dict[type[Any], Callable[[Any], Any]] = {
 }
 
 
-def _moment(value: datetime.datetime) -> datetime.datetime:
-    """Return the same moment with an offset in place of a zone, which messages cannot carry."""
-    return datetime.datetime(
-        value.year,
-        value.month,
-        value.day,
-        value.hour,
-        value.minute,
-        value.second,
-        value.microsecond,
-        _zone(value.utcoffset()),
-    )
-
-
-def _zone(offset: datetime.timedelta | None) -> datetime.timezone | None:
-    return None if offset is None else datetime.timezone(offset)
-
-
-# By base type: how to make an object of exactly that type from a value.
+# By base type: how to make an object of exactly that type from a value. A time gets an offset in
+# place of its zone, which messages cannot carry.
 _PLAIN: dict[type[Any], Callable[[Any], Any]] = {
-    datetime.datetime: _moment,
-    datetime.date: lambda value: datetime.date(value.year, value.month, value.day),
-    datetime.time: lambda value: datetime.time(
-        value.hour, value.minute, value.second, value.microsecond, _zone(value.utcoffset())
-    ),
+    kind: lambda value, kind=kind: kind.fromisoformat(kind.isoformat(value))
+    for kind in (datetime.datetime, datetime.date, datetime.time)
+} | {
     datetime.timedelta: lambda value: datetime.timedelta(
         value.days, value.seconds, value.microseconds
     ),
