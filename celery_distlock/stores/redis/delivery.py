@@ -51,7 +51,7 @@ class RedisChannels(Part, Channels):
     def register_channel(self, queues: Sequence[str], peer: PeerChannel, seconds: float) -> None:
         delivery, for_ms = self._opened, milliseconds(seconds) if seconds else 0
         if seconds and delivery is not None and delivery.address == peer.address:
-            delivery.attend(self._front(peer.address), ATTEND_TIMEOUT)
+            delivery.attend(self._place_of(peer.address, peer.address), ATTEND_TIMEOUT)
         note = peer.address, max(0, peer.free), for_ms
         notes = [self._of_queue(_REGISTER, queue, *note) for queue in queues]
         self._served(self._requests.attempt_once(notes))
@@ -109,17 +109,13 @@ class RedisChannels(Part, Channels):
 
     def _publish(self, wake: WokenTask, address: str) -> bool:
         """Return whether a subscriber has received it."""
-        place = self._front(address)
+        place = self._place_of(address, address)  # where it receives what is parked at any key
         payload = woken_task_of(f"{self._records.stem(wake.name)}lock", wake)
         verb = "SPUBLISH" if place.sharded else "PUBLISH"
         # By the address: a channel without a slot is published at the node of the address' slot.
         told = command(address.encode(), verb, place.channel, payload)
         (heard,) = self._requests.attempt_beside([told])
         return isinstance(heard, int) and heard > 0
-
-    def _front(self, address: str) -> PushTarget:
-        """Return where a delivery channel receives what is parked at any key."""
-        return self._place_of(address, address)
 
     def _place(self, name: str, channel: str) -> PushTarget:
         """Return where pushes about a key go, for a subscriber to *channel*."""

@@ -184,7 +184,10 @@ class RedisStore(QueueStore, CountingStore):
         if failure is not None:
             why = said(failure, self._prefix)
             log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, why)
-        outcomes = [_RENEWALS.get(_plain(answer), RenewOutcome.UNKNOWN) for answer in answers]
+        outcomes = [
+            _RENEWALS.get(answer if isinstance(answer, int) else None, RenewOutcome.UNKNOWN)
+            for answer in answers
+        ]
         lost = [hold for hold, outcome in zip(holds, outcomes, strict=True) if outcome in _LOSSES]
         self.audit.note_causes(lost, asked_at + timeout)
         return [(outcome, asked_at) for outcome in outcomes]
@@ -284,16 +287,11 @@ class RedisStore(QueueStore, CountingStore):
         self._inboxes.close()
 
 
-def _plain(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
 _ACQUIRE, _ACQUIRE_ALL, _RENEW = map(scripts.load, ("acquire", "acquire_all", "renew"))
 _DROP, _RETURN, _COUNT = map(scripts.load, ("drop", "return", "count"))
 _LOSSES = (RenewOutcome.HELD, RenewOutcome.LOST)
-_RENEWALS = {
+_RENEWALS: dict[int | None, RenewOutcome] = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,
     -1: RenewOutcome.LOST,
-    None: RenewOutcome.UNKNOWN,
 }
