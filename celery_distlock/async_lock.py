@@ -57,9 +57,16 @@ class AsyncLock(KeyLock):
     :func:`asyncio.run`), the loop's tasks enter that hold, one at a time.
 
     Args:
-        key: As for :class:`~celery_distlock.Lock`, and so are all arguments that are not here.
-        lease: Seconds. It is renewed by a thread, however busy the event loop is, until the task
-            has ended or the loop is closed.
+        key: As for :class:`~celery_distlock.Lock`.
+        capacity: As for :class:`~celery_distlock.Lock`.
+        weight: As for :class:`~celery_distlock.Lock`.
+        shared: As for :class:`~celery_distlock.Lock`.
+        rate: As for :class:`~celery_distlock.Lock`.
+        lease: As for :class:`~celery_distlock.Lock`. It is renewed by a thread, however busy the
+            event loop is, until the task has ended or the loop is closed.
+        watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
+        store: As for :class:`~celery_distlock.Lock`.
+        prefix: As for :class:`~celery_distlock.Lock`.
         timeout: Seconds that ``async with`` waits for the holder at most; None waits for ever.
         on_lost: What happens to the task if it loses the lock while it holds it. ``"cancel"``: the
             task is cancelled, and the end of ``async with``, or :meth:`release`, turns that into
