@@ -20,8 +20,6 @@ from typing import Any
 
 from .errors import LockKeyError
 
-__all__ = ["SCALARS", "digest", "item", "plain", "told_by"]
-
 SCALARS = frozenset({str, int, float, bool, type(None)})  # every serializer keeps these types
 
 # What distinguishes objects of a type in a digest. Other modules add types that this layer does not

@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from celery_distlock.process.forks import ForkStage, begin_anew
 
-__all__ = ["jitter", "monotonic", "wait", "wall"]
-
 _chance = random.Random()  # not the program's, which may have been seeded on purpose
 
 

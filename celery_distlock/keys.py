@@ -21,18 +21,6 @@ from .naming import shown, unescaped
 from .rate import Rate
 from .templates import Template, has_address
 
-__all__ = [
-    "AS_TEXT",
-    "DEFAULT_TEMPLATE",
-    "Arguments",
-    "KeyRule",
-    "Name",
-    "Receive",
-    "as_key",
-    "key_of",
-    "slot_name",
-]
-
 DEFAULT_TEMPLATE = "{task}:{digest}"
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]

@@ -4,19 +4,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-__all__ = [
-    "NAMED",
-    "PARKED",
-    "RESTING",
-    "SHOWN_LENGTH",
-    "holder_name",
-    "is_resting",
-    "shown",
-    "some_of",
-    "taken_by",
-    "unescaped",
-]
-
 SHOWN_LENGTH = 200  # characters
 NAMED = 3  # the number of names that are listed
 PARKED = "parked:"  # prefix of the owner of a key that is reserved for a parked execution

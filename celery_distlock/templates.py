@@ -12,8 +12,6 @@ from .arguments import SCALARS, digest, item, plain
 from .errors import ConfigurationError, LockKeyError
 from .key import Key
 
-__all__ = ["Template", "has_address", "unfilled_in"]
-
 WIDEST = 10_000  # characters that a format in a template may ask for
 
 _ROOT = re.compile(r"[^.\[]*")
