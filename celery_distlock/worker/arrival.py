@@ -1,4 +1,4 @@
-"""A message for a locked task that has just arrived: when that was, and which keys it needs."""
+"""A newly received message for a locked task: its arrival time, and the keys that it needs."""
 
 import functools
 import logging
@@ -38,13 +38,13 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 1.0  # seconds that the lock store has for an answer; then the pool has to ask
-EXACT_FOR = 60.0  # seconds after which the store is asked again: clocks do not run at one speed
+PATIENCE = 1.0  # seconds that the lock store has for an answer; after that the pool must ask
+EXACT_FOR = 60.0  # seconds after which the store's clock is read again, because clocks drift
 LARGE_BODY = 64 * 1024  # bytes; the key of a larger message is made in the pool
 
 
 class Delivery(NamedTuple):
-    """How to hand a message to the pool, and what Celery then calls to acknowledge or reject it."""
+    """Functions that hand a message to the pool, acknowledge it, and reject it."""
 
     go_on: Callable[..., Any]
     acknowledge: Callable[..., Any]
@@ -52,7 +52,7 @@ class Delivery(NamedTuple):
 
 
 class Receiver:
-    """Receives the messages for one locked task: they go to the pool."""
+    """Receives the messages for one locked task, and hands them to the pool."""
 
     def __init__(self, task: Any, plan: Plan, runtime: Runtime, consumer: Any) -> None:
         self._task = task
@@ -79,7 +79,7 @@ class Receiver:
 @dataclass
 class Arrival:
     """
-    A message whose key a thread has to see to before the pool may have it.
+    A message whose keys a thread must park or check before the pool may have it.
 
     Attributes:
         keys: In the order in which they are acquired.
@@ -87,9 +87,9 @@ class Arrival:
         go_on: Hands the message to the pool.
         came_at: When it was received, by the local clock.
         stamp: The same by the store's clock, see `ArrivalTimes`.
-        widens: Whether one more message is fetched from the broker while this one is held.
+        widens: Whether the prefetch is raised by one while this message is held.
         came_first: Whether it was parked at a key that is open to it, so that no release wakes it.
-        look: What the thread does instead of parking it.
+        look: A call that the thread makes instead of parking it.
     """
 
     task: Any
@@ -120,12 +120,12 @@ class Arrival:
 
     @functools.cached_property
     def wants(self) -> dict[str, Want]:
-        """How much of each key is wanted, by their slot names."""
+        """Its request for each key, by slot name."""
         return wants_of(self.keys)
 
 
 def can_park(runtime: Runtime) -> bool:
-    """Whether there are locked tasks, and a store that parks."""
+    """Whether there are locked tasks and a store that can park."""
     wanted = runtime.settings.enabled and any(runtime.plans.values())
     return wanted and Ability.QUEUE in runtime.store.abilities
 
@@ -137,27 +137,27 @@ def keys_of(message: Any, rule: KeyRule) -> tuple[Key, ...]:
     try:
         args, kwargs, _ = message.payload
         return tuple(sorted(rule.keys(args, kwargs), key=lambda key: key.template))
-    except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
+    except Exception:  # noqa: BLE001  # the task fails with the same error in the pool
         return ()
 
 
 def wants_of(keys: Iterable[Key]) -> dict[str, Want]:
-    """Return how much of *keys* is wanted, by their slot names."""
+    """Return the request for each of *keys*, by slot name."""
     return {slot_name(key.template): want_of(key) for key in keys}
 
 
 def look_at(store: Store, key: Key, want: Want, run: str) -> tuple[KeyState, bool]:
     """
-    Look at a key, for a moment at most, and tell whether it is open to *run*.
+    Return the state of a key, and whether *run* could acquire it; waits at most `PATIENCE` seconds.
 
-    It is if the attempt before has it, which leaves it to this one when it ends.
+    That is also true while the previous attempt holds the key, which keeps it for this one.
     """
     now, admits = store.inspect_for(key.template, want, PATIENCE)
     return now, admits or any(is_own(each, run) for each in now.runs)
 
 
 def may_run_at_once(message: Any) -> bool:
-    """Whether *message* is delivered for the first time, and only its key could delay it."""
+    """Whether *message* is a first delivery that only its key could delay."""
     headers = message.headers
     return not (
         headers.get("eta")
@@ -179,13 +179,13 @@ class ArrivalTimes:
     """
     Stamp messages as they are received, by the lock store's clock, in µs.
 
-    A stamp goes with each request for a key. So a task that asks late, because it waited for a slot
-    of the pool, is in the queue before those that were received after it.
+    A stamp goes with each request for a key. So a task with a late request, because it waited for a
+    slot of the pool, is queued before tasks that were received after it.
 
-    - Each stamp is later than the one before, of the same worker.
-    - It is behind the store's clock by the time that the store's answer took, so those of two
-      workers differ by a round trip at most.
-    - It is 0 while the store has not answered; the task then counts as arrived when it asks.
+    - Each stamp of a worker is later than the one before.
+    - A stamp lags behind the store's clock by the time that the store's answer took, so those of
+      two workers differ by a round trip at most.
+    - It is 0 while the store has not answered; the task then counts as arrived at its request.
     """
 
     def __init__(self, store: Store) -> None:
@@ -196,18 +196,18 @@ class ArrivalTimes:
 
     @property
     def inexact(self) -> bool:
-        """Whether the store's clock was never read, or long ago."""
+        """Whether the store's clock was not read within the last `EXACT_FOR` seconds."""
         return self._ahead is None or clock.monotonic() > self._read_at + EXACT_FOR
 
     def stamp(self) -> int:
-        """Return the time by the store's clock, or more; 0 if it is not known."""
+        """Return the time by the store's clock, increased to be unique; 0 if it is not known."""
         if self._ahead is None:
             return 0
         self._last = max(self._last + 1, _microseconds() + self._ahead)
         return self._last
 
     def read_clock(self, patience: float) -> None:
-        """Ask for the store's time, for *patience* seconds; what is known outlives its silence."""
+        """Read the store's clock within *patience* seconds; keep the last reading on an error."""
         self._read_at = clock.monotonic()
         try:
             now = self._store.time(patience)

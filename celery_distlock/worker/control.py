@@ -27,14 +27,14 @@ from .event_loop import PATIENCE, BoundedCaller
 
 __all__ = ["locks", "release_lock"]
 
-RELEASE_LEASE = 3.0  # seconds in which one of all the workers that are asked releases a key
+RELEASE_LEASE = 3.0  # seconds for which one of all the workers asked is in charge of a release
 
 
 _caller = BoundedCaller("distlock-control", patience=PATIENCE)
 
 
 def _in_time(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Run *command* in a thread; answer with its result, or in time that there is none yet."""
+    """Run *command* in a thread; answer with its result, or after `PATIENCE` with an error."""
 
     @functools.wraps(command)
     def answer(state: Any, **arguments: Any) -> Any:
@@ -42,7 +42,7 @@ def _in_time(command: Callable[..., Any]) -> Callable[..., Any]:
         if asked.done():
             return asked.result()
         return {
-            "error": f"no answer of the lock store in {PATIENCE:g} s; the worker goes on to try"
+            "error": f"no answer from the lock store in {PATIENCE:g} s; the worker keeps trying"
         }
 
     return answer
@@ -51,7 +51,7 @@ def _in_time(command: Callable[..., Any]) -> Callable[..., Any]:
 @inspect_command(args=[("pattern", str)], signature="[PATTERN]")
 @_in_time
 def locks(state: Any, pattern: str = "*", **_: Any) -> Any:
-    """List the locks that the worker's tasks hold, those whose key is like PATTERN."""
+    """List the locks that the worker's tasks hold, with keys that match PATTERN."""
     store = Runtime.of(state.app).store
     held = defaultdict(set)
     for key, owner in _held_here(store):
@@ -99,23 +99,23 @@ def _described(key: str, info: KeyState, hold: HoldInfo) -> dict[str, Any]:
 @control_command(args=[("key", str), ("reason", str)], signature="KEY [REASON]")
 @_in_time
 def release_lock(state: Any, key: str, reason: str = "", **_: Any) -> dict[str, str]:
-    """Take KEY from its holder, wherever that is; once, however many workers are asked."""
+    """Release KEY, in whatever worker its holder is; once, even if several workers are asked."""
     admin = Admin(state.app)
     author = f"remote control, carried out by {getattr(state, 'hostname', '') or this_user()}"
     try:
-        seen = admin.store.inspect(key, PATIENCE)  # before what is asked with more patience
+        seen = admin.store.inspect(key, PATIENCE)  # first, since it has the shortest timeout
         if not seen.token:
-            return {"ok": f"nobody holds {key!r}"}
+            return {"ok": f"no task holds {key!r}"}
         turn = Runtime.of(state.app).turns.acquire(
             AcquireRequest(key, new_owner("release_lock"), RELEASE_LEASE)
         )
         if turn.status is not Status.GRANTED:
-            return {"ok": "another worker sees to it, or has just done so"}
+            return {"ok": "another worker is releasing it, or has just done so"}
         done = admin.release(key, token=seen.token, author=author, reason=reason)
     except (DistlockError, ValueError) as error:
         return {"error": printable(str(error))}
     if not done.done:
-        return {"ok": f"nobody holds {key!r}"}
+        return {"ok": f"no task holds {key!r}"}
     then = f"{done.after.holder} has it now" if done.after.holder else "it is free now"
     outcome = f"which was held by {done.before.holder}; {then}"
     return {"ok": f"released {key!r}, {printable(outcome)}"}

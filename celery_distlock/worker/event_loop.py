@@ -1,14 +1,14 @@
 """
-Threads that work for the event loop of a worker's main process, and calls back into it.
+Threads that work for the event loop of a worker's main process, and calls back into the loop.
 
-The rule: *the worker's main process waits for nothing but its own*. While it waits, no ping is
-answered, no broker heartbeat is sent and no task begins; and another machine may keep it waiting
-for as long as a socket's timeout, or for ever. So
+The rule: *the worker's main process never waits for another machine*. While it waits, no ping is
+answered, no broker heartbeat is sent and no task begins; and such a wait may last until a socket's
+timeout, or for ever. Therefore:
 
-- nothing in the loop asks a result backend, a broker or a lock store, runs users' code, or takes
-  time that grows with a message's body;
-- a `BoundedCaller` does that in a thread, for which the loop waits 0.25 s at the very most;
-- what takes longer comes back to the loop through `LoopCalls`.
+- Nothing in the loop sends a request to a result backend, a broker or a lock store, runs users'
+  code, or takes time that grows with a message's body.
+- A `BoundedCaller` does that in a thread. The loop waits for it for 0.25 s at most.
+- Work that takes longer returns to the loop through `LoopCalls`.
 """
 
 import collections
@@ -36,18 +36,18 @@ Call = Callable[[], object]
 
 class LoopCalls:
     """
-    Calls that any thread hands to the event loop, which does them in the order that they came in.
+    Run calls from any thread in the event loop, in the order of `put`.
 
     Args:
         hub: The worker's event loop; None where there is none (threads, solo, gevent).
-        otherwise: Has a call done where there is no event loop, in whatever order.
+        otherwise: Schedules a call where there is no event loop; it need not keep the order.
     """
 
     def __init__(self, hub: Any, otherwise: Callable[[Call], object]) -> None:
         self._hub = hub
         self._otherwise = otherwise
         self._calls: collections.deque[Call] = collections.deque()
-        self._mutex = threading.Lock()  # nobody may write to a descriptor that is closed meanwhile
+        self._mutex = threading.Lock()  # no write to a descriptor that another thread closes
         self._closed = False
         self._ends: tuple[int, int] | None = None
         if hub is not None:
@@ -57,19 +57,19 @@ class LoopCalls:
             hub.add_reader(self._ends[0], self._drain)
 
     def put(self, call: Call) -> None:
-        """Have *call* done soon; never, if this is closed."""
+        """Schedule *call*; ignored after `close`."""
         with self._mutex:
             if self._closed:
                 return
             self._calls.append(call)
             if self._ends is not None:
-                with contextlib.suppress(BlockingIOError):  # full: the loop is about to look anyway
+                with contextlib.suppress(BlockingIOError):  # full: the loop will read it anyway
                     os.write(self._ends[1], b"!")
                 return
-        self._otherwise(self._drain)  # Celery 5.5 does first what came last
+        self._otherwise(self._drain)  # Celery 5.5 runs the latest call first
 
     def close(self) -> None:
-        """Forget what was not called yet, and take no more. Idempotent."""
+        """Drop all pending calls, and accept none from now on. Idempotent."""
         with self._mutex:
             self._closed = True
             self._calls.clear()
@@ -86,7 +86,7 @@ class LoopCalls:
         while True:
             try:
                 call = self._calls.popleft()
-            except IndexError:  # where there is no event loop, others may be here, too
+            except IndexError:  # without an event loop, several threads may drain
                 return
             try:
                 call()
@@ -98,12 +98,12 @@ class LoopCalls:
 
 class BoundedCaller:
     """
-    A thread that does, one after the other, what may take longer than the event loop may wait.
+    Run work that may take longer than the event loop may wait, one item at a time, in a thread.
 
     Args:
-        name: The thread's, which begins when there is something to do, and ends with the process.
+        name: The thread's name. It starts with the first item, and ends with the process.
         patience: Seconds that the loop waits for one answer at most.
-        pause: Seconds for which the loop does not wait at all after it has waited in vain.
+        pause: Seconds for which the loop does not wait at all after a wait that timed out.
     """
 
     def __init__(self, name: str, *, patience: float, pause: float = 0.0) -> None:
@@ -115,9 +115,9 @@ class BoundedCaller:
 
     def ask(self, work: Callable[[], T]) -> "Future[T]":
         """
-        Have *work* done; return when it is, but after a moment at the latest.
+        Submit *work*; return its future when it is done, or after `patience` seconds.
 
-        Does not wait at all behind what is not done yet. For one thread, the loop's.
+        Returns at once while earlier work is not done. Call it from the loop's thread only.
         """
         busy = self._last is not None and not self._last.done()
         asked: Future[T] = Future()
@@ -131,14 +131,14 @@ class BoundedCaller:
         return asked
 
     def close(self) -> None:
-        """End, after what was asked for until now; does not wait for it."""
+        """Stop the thread after the work submitted so far; does not wait for it."""
         self._background.stop()
 
 
 def _resolve(future: Future[T], work: Callable[[], T]) -> None:
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001  # it is whoever asked that is to know
+    except BaseException as error:  # noqa: BLE001  # the caller gets it by the future
         future.set_exception(error)
     else:
         future.set_result(result)

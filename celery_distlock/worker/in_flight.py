@@ -1,11 +1,11 @@
 """
-The unfinished tasks of this worker by key, with what they want of it; and calls that wait for them.
+The unfinished tasks of this worker by key, with their requests; and calls that wait for them.
 
-- A task is entered when it goes to the pool, and left out as soon as Celery has forgotten it; and
-  while it waits for its ETA.
-- Celery knows a task only when it has been handed over, and in a pool without an event loop other
-  threads ask meanwhile: so it counts from the beginning, see `InFlightKeys.entering`.
-- `DeferredCalls` polls, because Celery does not report every begin and end of a task.
+- A task is added when it goes to the pool. It counts until Celery has forgotten it, except while it
+  waits for its ETA.
+- Celery knows a task only after it has been handed over, and in a pool without an event loop other
+  threads may ask before that. So it counts from the beginning, see `InFlightKeys.entering`.
+- `DeferredCalls` polls, because Celery does not report every start and end of a task.
 """
 
 import collections
@@ -25,13 +25,13 @@ __all__ = ["DeferredCalls", "InFlightKeys", "free_slots", "has_room", "in_flight
 
 logger = logging.getLogger(__name__)
 
-ASKS_WITHIN = 1.0  # seconds after which a task that has begun is taken to have asked for its key
+ASKS_WITHIN = 1.0  # seconds from its start within which a task is assumed to request its key
 
-# Seconds between polls of whether a task has finished, while another waits for that; longer and
-# longer while none has.
+# Seconds between polls for finished tasks, while others wait for them; the pause grows while none
+# finishes.
 POLL, MAX_POLL = 0.002, 0.1
 
-# Before Celery 5.7 it is its timer alone that knows what waits for an ETA.
+# Before Celery 5.7, only its timer knows the tasks that wait for an ETA.
 _scheduled: Collection[Any] = getattr(state, "scheduled_requests", ())
 
 
@@ -52,24 +52,24 @@ class InFlightKeys:
         self.followers: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Whether there is such a task."""
+        """Whether an unfinished task has the key of that slot name."""
         return bool(self.ids(name))
 
     def has_room(self, name: str, want: Want) -> bool:
         """
-        Whether one who has *want* of the key could run beside all such tasks.
+        Whether a request *want* could be granted in addition to those of all such tasks.
 
-        As a store judges, if they had what they want and nobody else had anything.
+        Judged as by a store, as if they held what they want and no other process held anything.
         """
         wants = self._wants(name).values()
         return not wants or has_room(want, wants)
 
     def lets_in(self, name: str, want: Want) -> bool:
         """
-        Whether there is room, and none of them asks for the key later than a task that comes now.
+        Whether there is room, and none of them will request the key after a task that comes now.
 
-        That matters where the key has a rate: the first that asks starts, the others wait. What has
-        begun longer ago than the rate's distance is not waited for, so that no start is late.
+        That matters where the key has a rate: the first request starts, the others wait. A task
+        that began longer ago than the rate's spacing is not waited for, so that no start is late.
         """
         distance = max((rate.per / rate.limit for rate in want.rates), default=0.0)
         asks = functools.partial(self._is_about_to_ask, within=min(ASKS_WITHIN, distance))
@@ -77,7 +77,7 @@ class InFlightKeys:
 
     def has_earlier(self, name: str, identity: str, arrival: int) -> bool:
         """
-        Whether one of them goes before the woken task *identity*, which came at *arrival*.
+        Whether one of them precedes the woken task *identity*, which came at *arrival*.
 
         That is one that came earlier, or at an unknown time, and waits for a slot; or one that came
         earlier and began within the last second, so that it may not have asked yet.
@@ -97,7 +97,7 @@ class InFlightKeys:
         return 0 < came < arrival
 
     def _is_about_to_ask(self, identity: str, within: float) -> bool:
-        """Whether a task waits for a slot, or has begun less than so many seconds ago."""
+        """Whether a task waits for a slot, or has begun less than *within* seconds ago."""
         request = state.requests.get(identity)
         if request is None:
             return identity in self._entering
@@ -105,22 +105,22 @@ class InFlightKeys:
         return begun is None or abs(clock.wall() - begun) < within
 
     def note_served(self, identity: str) -> None:
-        """Note that a task has had its key, and given it up; it may not have ended yet."""
+        """Note that a task has held and released its key; it may not have ended yet."""
         if identity in state.requests:
             self._served.add(identity)
 
     def ids(self, name: str) -> set[str]:
-        """Return the ids of such tasks."""
+        """Return the ids of the unfinished tasks of the key with that slot name."""
         return set(self._wants(name))
 
     def first_of(self, name: str, but: str) -> str:
-        """Return the name and id of the first such task, except *but*; empty: there is none."""
+        """Return name and id of the first unfinished task of a key, except *but*; empty: none."""
         found = (state.requests.get(each) for each in self._wants(name) if each != but)
         first = next((each for each in found if each is not None), None)
         return "" if first is None else f"{first.name}[{first.id}] of this worker"
 
     def wants(self, name: str, identities: Iterable[str]) -> list[Want]:
-        """Return what those of such tasks want that have these *identities*."""
+        """Return the requests of the unfinished tasks of a key that have these *identities*."""
         wants = self._wants(name)
         return [wants[each] for each in identities if each in wants]
 
@@ -138,9 +138,9 @@ class InFlightKeys:
     @contextmanager
     def entering(self, wants: Mapping[str, Want], identity: str) -> Iterator[None]:
         """
-        Enter a task for its keys; this block hands it to the pool.
+        Add a task to its keys, while the block hands it to the pool.
 
-        *wants* has what it wants, by the slot names of its keys.
+        *wants* are its requests, by the slot names of its keys.
         """
         with self._mutex:
             self._entering[identity] += 1
@@ -175,13 +175,13 @@ class InFlightKeys:
 
 
 def _is_unfinished(identity: str) -> bool:
-    """Whether Celery knows such a task, and does not keep it for its ETA."""
+    """Whether Celery knows a task with that id, and does not hold it for its ETA."""
     request = state.requests.get(identity)
     return request is not None and request not in _scheduled
 
 
 def has_room(want: Want, others: Iterable[Want], used: int = 0) -> bool:
-    """Whether *want* of a key fits beside *others* who want theirs, and *used* units."""
+    """Whether request *want* fits in addition to the requests *others*, and to *used* units."""
     others = list(others)
     if want.alone or any(other.alone for other in others):
         return not (others or used)
@@ -201,7 +201,7 @@ class _Deferred(NamedTuple):
 
 class DeferredCalls:
     """
-    Calls that wait for other tasks of their key, one after the other for each key.
+    Calls that wait for other tasks of their key. Those of one key run in order.
 
     Args:
         timer: The worker's.
@@ -220,7 +220,7 @@ class DeferredCalls:
         return name in self._waiting
 
     def put(self, name: str, busy: Callable[[], bool], call: Callable[[], object]) -> None:
-        """Have *call* done when nothing is *busy* in its way, after the calls before it."""
+        """Run *call* once *busy* returns false, after the earlier calls of the key."""
         with self._mutex:
             self._waiting.setdefault(name, collections.deque()).append(_Deferred(busy, call))
             begins, self._polls = not self._polls, True
@@ -229,7 +229,7 @@ class DeferredCalls:
             self._poll_later()
 
     def close(self) -> None:
-        """Forget all that waits."""
+        """Drop all waiting calls."""
         self._closed = True
         self._waiting.clear()
 
@@ -265,9 +265,9 @@ class DeferredCalls:
 
 
 def free_slots(pool: Any) -> int:
-    """Return how many tasks the worker could begin now; no pool has none."""
+    """Return how many tasks the worker could begin now; 0 without a pool."""
     if pool is None:
         return 0
-    # Before Celery 5.7, gevent's pool counts the greenlets that run instead.
+    # Before Celery 5.7, `num_processes` of gevent's pool counts running greenlets.
     slots = pool.limit if pool.is_green else pool.num_processes
     return max(0, int(slots or 0) - len(state.reserved_requests))

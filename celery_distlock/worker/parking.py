@@ -1,9 +1,9 @@
 """
-Parks a task when its message arrives, if unfinished tasks of the same worker use its key up.
+Parks a task when its message arrives, if unfinished tasks of the same worker use up its key.
 
-To park it in the pool costs ten times as much, and takes a slot from the tasks that are woken. So
-the worker's main process parks what it knows has to wait. Everything else goes to the pool, whose
-processes ask for the key.
+Parking a task in the pool costs ten times as much, and takes a slot from woken tasks. So the
+worker's main process parks a task that it knows must wait. All others go to the pool, whose
+processes request the key.
 
 - Of the tasks of one key that came to this worker only those are in the pool that can have it
   beside each other: one, or as many as it has units for. The others stand in the key's queue, in
@@ -14,10 +14,10 @@ processes ask for the key.
   second at most while one has begun, and may not have asked for the key yet. It does not wait if
   the key has room for all of them, and no rate.
 - The event loop makes the key of a small message and hands it to a thread that parks it. It waits
-  20 ms for that at most; a message that takes longer stays unacknowledged in the thread, while the
-  loop goes on (see `celery_distlock.worker.event_loop`).
-- A message is parked only after its state is stored, so a state that is stored late overwrites no
-  result.
+  at most 20 ms for that. A message that takes longer stays unacknowledged in the thread, while the
+  loop continues (see `celery_distlock.worker.event_loop`).
+- A message is parked only after its state is stored, so that a late write of the state overwrites
+  no result.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ from .parker import Parker
 __all__ = ["MOST_HELD", "Parking", "ParkingStep"]
 
 LOOP_WAIT = 0.02  # seconds that the event loop waits for a message to be parked
-NO_WAIT = 30.0  # seconds for which it then does not wait: messages are parked while it goes on
-MOST_HELD = 1000  # messages in the thread beside which as many others are fetched from the broker
+NO_WAIT = 30.0  # seconds after a timeout for which the loop does not wait at all
+MOST_HELD = 1000  # messages in the thread for which the prefetch is raised
 STALE_AFTER = 60.0  # seconds after which the broker may have given a message to another worker
 
 
 class ParkingStep(bootsteps.StartStopStep):
-    """Parks messages, or looks at their keys, while the worker consumes."""
+    """Parks messages, or checks their keys, while the worker consumes."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -63,15 +63,15 @@ class ParkingStep(bootsteps.StartStopStep):
         return self._runtime.settings.enabled and any(self._runtime.plans.values())
 
     def start(self, parent: Any) -> None:
-        """Begin to look at keys, and to park if the store can."""
-        # A look needs no result backend, and must not wait behind what does.
+        """Start the thread that checks keys and, if the store can park, the one that parks."""
+        # A check needs no result backend, and must not wait for requests to it.
         self._runtime.inspection_thread = Parking(parent, self._runtime)
         if can_park(self._runtime):
             self._runtime.parking_thread = parking = Parking(parent, self._runtime)
             parking.begin()
 
     def stop(self, parent: Any) -> None:
-        """Park no more; what is not acknowledged by now, the broker delivers again."""
+        """Stop parking; the broker delivers unacknowledged messages again."""
         parts = self._runtime.parking_thread, self._runtime.inspection_thread
         self._runtime.parking_thread = self._runtime.inspection_thread = None
         for part in parts:
@@ -83,9 +83,9 @@ class ParkingStep(bootsteps.StartStopStep):
 
 class Parking:
     """
-    Has messages parked in the order of arrival, by a thread of its own.
+    Parks messages in the order of arrival, in a thread of its own.
 
-    Made, asked and closed by the event loop of one consumer; only `_read_clock` and the `Parker`
+    Created, used and closed by the event loop of one consumer; only `_read_clock` and the `Parker`
     run in the thread.
     """
 
@@ -105,12 +105,12 @@ class Parking:
         self._closed = self._reading = False
 
     def begin(self) -> None:
-        """Read the store's clock, before the first message comes; for a moment at most."""
+        """Read the store's clock before the first message arrives; waits at most `PATIENCE` s."""
         with contextlib.suppress(TimeoutError):
             self._thread.ask(self._read_clock).result(PATIENCE)
 
     def close(self) -> None:
-        """Park no more, and forget what is held: it is not acknowledged."""
+        """Stop parking, and drop the messages held: they are not acknowledged."""
         self._closed = True
         self._parker.stop()
         self._calls.close()
@@ -120,7 +120,7 @@ class Parking:
         self._thread.close()
 
     def stamp(self) -> int:
-        """Return the arrival time of a message that is received now, see `ArrivalTimes`."""
+        """Return the arrival time for a message received now, see `ArrivalTimes`."""
         if self._times.inexact and not self._reading:
             self._reading = True
             self._thread.ask(self._read_clock)
@@ -131,7 +131,7 @@ class Parking:
         self._reading = False
 
     def holds(self, name: str) -> bool:
-        """Whether a message for the key of that slot name is being parked, or waits, just now."""
+        """Whether a message for the key of that slot name is being parked, or waits here."""
         return name in self._held or self._until_started.has(name)
 
     # Woken tasks
@@ -144,7 +144,7 @@ class Parking:
         passed: tuple[str, ...] = (),
     ) -> None:
         """
-        Hand a woken task to the pool when the earlier tasks of its keys have asked for them.
+        Hand a woken task to the pool once the earlier tasks of its keys have requested them.
 
         *wants* as for `InFlightKeys.entering`.
         """
@@ -163,13 +163,13 @@ class Parking:
                         self._go_on(message, go_on)
                 else:
                     go_on()
-        finally:  # not before Celery has made a request of it: it waits all the time
+        finally:  # not before Celery has made a request of it: it counts as waiting until then
             in_flight.followers.discard(identity)
 
     # New messages
 
     def take(self, arrival: Arrival) -> None:
-        """Park the message, or hand it to the pool: at once, or when that is known."""
+        """Park the message or hand it to the pool: at once, or when the thread has decided."""
         if arrival.look is None:
             arrival.stamp = self.stamp()
             Received.note(arrival.message, arrival=arrival.stamp)
@@ -179,7 +179,7 @@ class Parking:
             return
         self._held.update(arrival.names)
         if self._held.total() <= MOST_HELD:
-            # As Celery does for tasks with an ETA: the others are not to wait behind it.
+            # As Celery does for tasks with an ETA, so that others do not wait behind it.
             before = self._consumer.qos.value
             arrival.widens = self._consumer.qos.increment_eventually() > before
         asked.add_done_callback(
@@ -196,14 +196,14 @@ class Parking:
 
     def _settle(self, arrival: Arrival, parked: bool) -> None:
         if not parked:
-            # What was only looked at enters its keys by itself, if it may run.
+            # A message that was only checked is added to its keys elsewhere, if it may run.
             wants = arrival.wants if arrival.look is None else {}
             with in_flight.entering(wants, arrival.identity):
                 arrival.go_on()
             return
         arrival.acknowledge()
         if arrival.came_first and not self._until_ended.has(arrival.names[0]):
-            # If the tasks before it end without the key, nobody's release would wake it.
+            # If the tasks before it end without the key, no release would wake it.
             wake = functools.partial(self._parker.wake_next, arrival.key)
             name = arrival.names[0]
             self._until_ended.put(
@@ -213,7 +213,7 @@ class Parking:
             )
 
     def _go_on(self, message: Any, go_on: Callable[[], object]) -> None:
-        """As Celery does where a message is received."""
+        """Run *go_on* with the error handling of Celery's message callback."""
         try:
             go_on()
         except (InvalidTaskError, ContentDisallowed) as error:

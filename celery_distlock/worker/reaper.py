@@ -1,11 +1,12 @@
 """
 Releases the locks of pool processes that died; renews those of processes that are busy.
 
-- The worker's main process looks every 0.2 s whether its children live. It does not rely on
-  Celery, which can take seconds to notice.
-- It never takes a key from a process that exists: one that is stuck, or being terminated, holds its
-  key until it is gone. So its lock is renewed.
-- One thread looks and renews, another one releases: a store that is silent must not delay renewals.
+- The worker's main process checks every 0.2 s whether its children are alive. It does not rely on
+  Celery, which can take seconds to notice a death.
+- It never takes a key from a process that exists: a process that is stuck, or being terminated,
+  holds its key until it is gone. So the lock of such a process is renewed.
+- One thread checks and renews, another one releases: a store that does not answer must not delay
+  renewals.
 """
 
 import functools
@@ -32,27 +33,27 @@ __all__ = ["Reaper", "ReaperStep", "forks"]
 
 logger = logging.getLogger(__name__)
 
-INTERVAL = 0.2  # seconds between looks; a look is one wait() a process, which returns at once
-RETRY_AFTER = 0.2  # seconds after a release in vain
-PATIENCE = 1 / 6  # of a lease, for an answer
+INTERVAL = 0.2  # seconds between checks; a check is one wait() per process, which returns at once
+RETRY_AFTER = 0.2  # seconds after a failed release
+PATIENCE = 1 / 6  # part of a lease that a renewal waits for an answer
 
 _notifier = BackgroundNotifier("distlock-reaper-signals")
 
 
 class Reaper:
     """
-    See the module.
+    Releases and renews locks of pool processes.
 
     Args:
-        shared_holds: What the children hold, written down by themselves.
-        app: The worker's.
+        shared_holds: The holds of the children, recorded by them in shared memory.
+        app: The worker's app.
     """
 
     def __init__(self, shared_holds: SharedHolds, app: Celery) -> None:
         self._shared_holds = shared_holds
         self._app = app
         self._store = Runtime.of(app).store
-        self._found: queue.SimpleQueue[OrphanedHold | None] = queue.SimpleQueue()  # None: no more
+        self._found: queue.SimpleQueue[OrphanedHold | None] = queue.SimpleQueue()  # None: the end
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name="distlock-reaper", daemon=True),
@@ -62,12 +63,12 @@ class Reaper:
         ]
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End after a last look."""
+        """Stop after a last check."""
         self._stopped.set()
         until = clock.monotonic() + 5.0
         for thread in self._threads:
@@ -85,12 +86,12 @@ class Reaper:
                 self._found.put(orphan)
             for stalled in self._shared_holds.stalled():
                 self._renew(stalled)
-        except Exception:  # noqa: BLE001  # it is said
-            text = "unexpected error while looking after pool processes; retrying in %g s"
+        except Exception:  # noqa: BLE001  # it is logged
+            text = "unexpected error while checking pool processes; retrying in %g s"
             say(logger, logging.ERROR, text, INTERVAL, exc_info=True)
 
     def _renew(self, stalled: StalledHolds) -> None:
-        # Those in a store of a task's own are left to it: nobody here knows its address.
+        # Skip locks in a task's own store: its address is not known here.
         ours = {i: hold for i, hold in stalled.holds.items() if hold.store == self._store.identity}
         if not ours:
             return
@@ -128,15 +129,15 @@ class Reaper:
     def _try_release(self, orphan: OrphanedHold) -> bool:
         try:
             return self._release_orphan(orphan)
-        except Exception:  # noqa: BLE001  # it is said
+        except Exception:  # noqa: BLE001  # it is logged
             text = "unexpected error while releasing locks of dead pool processes; retrying in %g s"
             say(logger, logging.ERROR, text, RETRY_AFTER, exc_info=True)
             return False
 
     def _release_orphan(self, orphan: OrphanedHold) -> bool:
-        """Whether there is nothing more to do about *orphan*; false: try again."""
+        """Release *orphan*; return false if that must be tried again."""
         if orphan.store != self._store.identity:
-            return True  # a store of the task's own: its lease ends by itself
+            return True  # in the task's own store: its lease expires
         try:
             released = self._store.release(ReleaseRequest(orphan.key, orphan.owner))
         except StoreError:
@@ -151,7 +152,7 @@ class Reaper:
         self._store.dispatch(released.wake)
         if released.released:
             facts = {"key": orphan.key, "holder": orphan.owner, "reason": "its process is gone"}
-            # By another thread: a receiver that takes its time must not keep the next key locked.
+            # By another thread: a slow receiver must not delay the release of the next key.
             _notifier.submit(
                 functools.partial(signals.send, "lock_freed", self._app, self._store, **facts)
             )
@@ -164,15 +165,15 @@ class ReaperStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._reaper: Reaper | None = None
-        # Now, because the pool may start before this step: its processes inherit the table.
+        # Here, because the pool may start before this step, and its processes inherit the table.
         self._shared_holds = defaults.shared_holds = _make_shared_holds() if forks(parent) else None
 
     def include_if(self, parent: Any) -> bool:
-        """Whether there are processes to look after."""
+        """Whether there are pool processes with locked tasks."""
         return self._shared_holds is not None and any(Runtime.of(parent.app).plans.values())
 
     def include(self, parent: Any) -> bool:
-        """Be the first of the steps, and so the last to end, after the pool's processes."""
+        """Move to the first place of the steps, so as to stop last, after the pool's processes."""
         included: bool = super().include(parent)
         if included:
             parent.steps.insert(0, parent.steps.pop())
@@ -185,7 +186,7 @@ class ReaperStep(bootsteps.StartStopStep):
         self._reaper.start()
 
     def stop(self, parent: Any) -> None:
-        """Stop the reaper, after a last look."""
+        """Stop the reaper, after a last check."""
         if self._reaper is not None:
             self._reaper.stop()
             self._reaper = None

@@ -1,16 +1,16 @@
 """
-Registers this worker with the store as a receiver of woken tasks, and keeps those that it has.
+Registers this worker with the store as a receiver of woken tasks, and keeps those reserved.
 
-Once a second a thread tells the store
+Once a second a thread reports to the store:
 
-- which broker queues the worker consumes, so that woken tasks of these queues come to its delivery
-  channel, and how many slots are free; but for queues with a single active consumer;
-- which woken tasks wait here, for a slot or because Celery's rate limit or an ETA delays them:
-  nobody else sends those, unless this worker dies. Of those that came by the broker, which gives
-  them to others then, it says so less often.
+- The broker queues that the worker consumes, so that woken tasks of these queues come to its
+  delivery channel, and the number of free slots. Queues with a single active consumer are left out.
+- The woken tasks that wait here, for a slot or because of Celery's rate limit or an ETA. No other
+  process sends these unless this worker dies. Tasks that came by the broker are reported less
+  often, since the broker delivers them again then.
 
-A pushed task that waits for a slot here is given to another worker as well, where that takes from
-the same queue and has a free one. Whoever starts it second finds that it has ended.
+A pushed task that waits for a slot here is pushed to another worker as well, if that consumes the
+same queue and has a free slot. The worker that starts it second finds that it has ended.
 """
 
 import logging
@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0  # seconds between registrations
 VALID_FOR = 4.0  # seconds of a registration; a push to a closed channel costs little
-KEPT_FOR = 2.5  # seconds for which a task is left to a worker that is not heard of
+KEPT_FOR = 2.5  # seconds for which a task stays reserved without a report of its worker
 FETCHED_FOR = 60.0  # the same for a task that came by the broker
-FETCHED_AGAIN = 20.0  # seconds after which the store is asked to do so again
+FETCHED_AGAIN = 20.0  # seconds after which such a task is reported again
 
 
 @dataclass(slots=True)
 class _Taken:
-    """A woken task, and the message that Celery was given; until when it is kept for us."""
+    """A woken task, the message that Celery got, and the time until which it is reserved here."""
 
     wake: WokenTask
     message: Any
@@ -55,14 +55,14 @@ class _Taken:
 
     @property
     def request(self) -> LockedRequest | None:
-        """What Celery has made of the message; None: nothing yet, or it has dropped that."""
+        """Celery's request of the message; None: not made yet, or already dropped."""
         found = woken_requests.get(self.message.delivery_tag)
-        # A broker's tags begin again with its connection.
+        # Delivery tags start over with each connection to the broker.
         return found if found is not None and found.id == self.message.headers["id"] else None
 
     @property
     def waits(self) -> bool:
-        """Whether its task is still to begin here."""
+        """Whether its task has not begun here yet."""
         request = self.request
         if request is None:
             return self.message.headers["id"] in in_flight.followers
@@ -77,14 +77,14 @@ class _Taken:
 
 class Registration:
     """
-    See the module. Begins when it is made.
+    Reports a worker's queues, free slots and waiting tasks; starts its thread at once.
 
     Args:
-        consumer: Celery's.
-        address: Of the worker's delivery channel.
+        consumer: Celery's consumer.
+        address: The address of the worker's delivery channel.
 
     Attributes:
-        queues: Those of the broker's that it is registered for.
+        queues: The broker queues that it is registered for.
     """
 
     def __init__(self, consumer: Any, store: QueueStore, address: str) -> None:
@@ -99,11 +99,11 @@ class Registration:
         self._thread.start()
 
     def add(self, wake: WokenTask, message: Any) -> None:
-        """Keep *wake* for this worker until the task of *message*, which Celery has, has begun."""
+        """Keep *wake* reserved for this worker until the task of *message* has begun."""
         self._waiting[wake.name, wake.run] = _Taken(wake, message, pushed=True)
 
     def add_fetched(self, wake: WokenTask, message: Any) -> None:
-        """Keep *wake* as `add` does, where *message* came by the broker."""
+        """Keep *wake* reserved as `add` does; *message* came by the broker."""
         self._waiting[wake.name, wake.run] = _Taken(wake, message, pushed=False)
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Registration:
     def _try(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception as error:  # noqa: BLE001  # it is said
+        except Exception as error:  # noqa: BLE001  # it is logged
             say(
                 logger,
                 logging.DEBUG if self._failing else logging.INFO,
@@ -154,11 +154,11 @@ class Registration:
         pushed = [each for each in waiting if each.pushed]
         self._store.parking.keep_reserved([each.wake for each in pushed], KEPT_FOR)
         self._keep_fetched([each for each in waiting if not each.pushed])
-        # Not those that wait for earlier tasks of this worker, or that would wait there, too.
+        # Not tasks that wait for earlier tasks of this worker, or that would wait elsewhere, too.
         self._pass_on([each for each in pushed if each.waits_for_a_slot])
 
     def _keep_fetched(self, fetched: list[_Taken]) -> None:
-        """Have those not taken for lost that are no more in the broker's queue."""
+        """Keep the store from treating fetched tasks as lost: they left the broker's queue."""
         now = clock.monotonic()
         due = [each for each in fetched if each.kept_until < now + FETCHED_FOR - FETCHED_AGAIN]
         if due:
@@ -168,7 +168,7 @@ class Registration:
 
     def _withdraw_all(self) -> None:
         self._withdraw(self.queues)
-        # Celery has forgotten its tasks by now. The store knows which of them have begun.
+        # Celery has dropped its tasks by now. The store knows which of them have begun.
         pushed = [each.wake for each in self._waiting.values() if each.pushed]
         self._store.parking.keep_reserved(pushed, 0.0)
 
@@ -179,7 +179,7 @@ class Registration:
             self.queues.difference_update(gone)
 
     def _pass_on(self, movable: list[_Taken]) -> None:
-        """Give tasks that wait for a slot to workers with free ones that take from their queues."""
+        """Push tasks that wait for a slot to workers with free slots that consume their queues."""
         by_queues: dict[tuple[str, ...], list[WokenTask]] = {}
         for each in movable:
             by_queues.setdefault(self._queues_of(each.message), []).append(each.wake)
@@ -203,5 +203,5 @@ class Registration:
 
 
 def _has_one_taker(queue: Any) -> bool:
-    """Whether only RabbitMQ knows which worker takes from *queue* now, and sends all there."""
+    """Whether *queue* has a single active consumer, which only RabbitMQ knows."""
     return bool((queue.queue_arguments or {}).get("x-single-active-consumer"))

@@ -1,4 +1,4 @@
-"""A request that hands what the main process knows of its message to the process that runs it."""
+"""A Celery request that passes facts about its message to the pool process that runs it."""
 
 import copy
 import functools
@@ -26,20 +26,20 @@ __all__ = ["LockedRequest", "locked_request", "woken_requests"]
 
 logger = logging.getLogger(__name__)
 
-# Content that kombu serializes again just as it was, if the body is not kept as it came. YAML's
+# Content types that kombu serializes to the same bytes, so that the body need not be kept. YAML's
 # dumper refuses Celery's signatures, and a signed body would be signed in the worker's name.
 _SERIALIZED_AGAIN = frozenset(
     {"application/json", "application/x-python-serialize", "application/x-msgpack"}
 )
 
 
-# By delivery tag, those of woken tasks that Celery still has. Its own table lacks those that wait
-# for a rate limit, and is by task id, which second deliveries share.
+# The requests of woken tasks that Celery still has, by delivery tag. Celery's own table lacks those
+# that wait for a rate limit, and is by task id, which second deliveries share.
 woken_requests: "WeakValueDictionary[Any, LockedRequest]" = WeakValueDictionary()
 
 
 class LockedRequest(Request):
-    """A request whose message can be parked, and sent again, just as it came."""
+    """A request whose message can be parked and sent again unchanged."""
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
@@ -48,9 +48,9 @@ class LockedRequest(Request):
         place = exchange, _ = where.get("exchange") or "", where.get("routing_key") or ""
         kind = exchange_type(app, exchange)
         header = LockHeader.of(facts)
-        facts.pop(HEADER, None)  # else the task would see it, and hand it on
+        facts.pop(HEADER, None)  # else the task would see it, and pass it on
         if header.returned:
-            where["redelivered"] = True  # as a broker says of what came back to it
+            where["redelivered"] = True  # as a broker marks a message that came back to it
         noted = Received.noted_on(message)
         self._received = received = noted._replace(
             arrival=self._stamp() if noted.arrival is None else noted.arrival,
@@ -76,66 +76,66 @@ class LockedRequest(Request):
 
     def _kept_body(self, message: Any, *, decoded: bool) -> Any:
         if not decoded:
-            # The pool's process gets this very object beside the facts, so pickle sends it once.
+            # The pool's process gets the same object with the facts, so pickle sends it once.
             return self.body
         return None if message.content_type in _SERIALIZED_AGAIN else message.body
 
     def _destination(self, app: Celery, exchange: str, routing_key: str) -> str:
-        """Return where it was sent, if this worker still takes what is sent there; else nothing."""
+        """Return its exchange and routing key if this worker still consumes such a queue; or ""."""
         queues = queue_names(app, exchange, routing_key)
         is_taken = any(queue in self._runtime.delivery_queues for queue in queues)
         return destination_of(exchange, routing_key) if is_taken else ""
 
     def _stamp(self) -> int:
-        """Return when it arrived, in µs by the store's clock; 0: it counts from the acquisition."""
+        """Return its arrival time in µs by the store's clock; 0: it arrives when it acquires."""
         parking = self._runtime.parking_thread
         return 0 if parking is None or self.eta is not None else parking.stamp()
 
     def _forget_a_past_eta(self) -> None:
         """
-        Have Celery start a woken task at once whose ETA is over, as one that never had any.
+        Make Celery start a woken task at once if its ETA has passed, as if it had none.
 
-        It gives the others to its timer, which hands them to the pool behind all that was fetched
-        meanwhile. What the task sees as its request's ETA, and what is parked again, stay.
+        Otherwise Celery would pass it to its timer, and so to the pool after all that was fetched
+        by then. The ETA that the task sees, and that is parked again, does not change.
         """
         eta = self.eta
         if eta is not None and not seconds_until(eta):
             self._eta = None
 
     def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
-        """Note whether the task was only postponed, which Celery reports as a failure."""
+        """Record whether the task was only postponed, which Celery reports as a failure."""
         error = exc_info.exception
         self._postponed = isinstance(getattr(error, "exc", error), Postponed)
         return super().on_failure(exc_info, *args, **options)
 
     def acknowledge(self) -> None:
-        """Acknowledge to the broker, or to the store, unless that pushed the task and keeps it."""
+        """Acknowledge to the broker or the store; not a pushed task that the store still keeps."""
         if self._received.pushed and getattr(self, "_postponed", False):
             self.acknowledged = True
         else:
             super().acknowledge()
 
     def cancel(self, *args: Any, **options: Any) -> None:
-        """End it as after a lost connection; as a broker would, the store sends it again."""
+        """Cancel it as after a lost connection; the store sends it again, as a broker would."""
         super().cancel(*args, **options)
-        # Not by reject(): if it was too late and the task succeeds, that is still acknowledged.
+        # Not by reject(): if the task succeeds nevertheless, it must still be acknowledged.
         if self._received.pushed and self.task.acks_late and not self.acknowledged:
             self.on_reject(logger, self.connection_errors, True)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # as Celery has it
-        """Name the state of a revoked task that was parked: what it was shown as outranks that."""
+        """Add the state to a parked task's revocation: its last shown state would outrank it."""
         if type == "task-revoked" and self._was_woken:
             fields["state"] = states.REVOKED
         super().send_event(type, **fields)
 
     @property
     def waits(self) -> bool:
-        """Whether its task has neither begun nor been given up."""
+        """Whether its task has neither begun nor been acknowledged."""
         return not (self.time_start or self.acknowledged)
 
     @property
     def arrival(self) -> int:
-        """When it arrived, in µs by the store's clock; 0 if that is not known."""
+        """Its arrival time in µs by the store's clock; 0 if that is not known."""
         return self._received.arrival or 0
 
     @property
@@ -161,7 +161,7 @@ class LockedRequest(Request):
 
     @property
     def _may_be_kept_for(self) -> bool:
-        """Whether the attempt before may have left its keys to it, and they can be made here."""
+        """Whether the previous attempt may have kept its keys for it, and they can be made here."""
         plan = self._runtime.plans.get(self.type)
         return (
             plan is not None
@@ -172,31 +172,31 @@ class LockedRequest(Request):
         )
 
     def _reserved(self) -> list[WokenTask]:
-        """Return its run at each of the keys that may be reserved for it."""
+        """Return its run at each key that may be reserved for it."""
         names = self._received.header.places if self._was_woken else self._own_names()
         return [WokenTask(name, self.run, b"") for name in names]
 
     def _own_names(self) -> list[str]:
-        """Return the slot names of its keys, by its template."""
+        """Return the slot names of its keys, made from its template."""
         plan = self._runtime.plans[self.type]
         assert plan is not None
         try:
             keys = plan.rule.keys(self.args, self.kwargs)
-        except (LockKeyError, TypeError):  # the attempt before had other arguments
+        except (LockKeyError, TypeError):  # the previous attempt had other arguments
             return []
         return [slot_name(key.template) for key in keys]
 
 
 @functools.cache
 def locked_request(kind: type[Request]) -> type[Request]:
-    """Return a class of requests that are of *kind*, which may be a user's own, and ours."""
+    """Return a subclass of *kind*, which may be a user's own class, and of `LockedRequest`."""
     if issubclass(kind, LockedRequest):
         return kind
     return type(kind.__name__, (LockedRequest, kind), {})
 
 
 def _as_they_came(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *headers* but for ours; a task changes none of what they hold."""
+    """Return *headers* without ours, copied so that a task cannot change them."""
     return {
         name: copy.deepcopy(value) if isinstance(value, dict | list) else value
         for name, value in without_ours(headers).items()
@@ -204,7 +204,7 @@ def _as_they_came(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _event_source(options: dict[str, Any]) -> str:
-    """Return the name by which the worker sends events; empty while it sends none."""
+    """Return the name under which the worker sends events; empty while it sends none."""
     eventer = options.get("eventer")
     if eventer is None or not eventer.enabled:
         return ""

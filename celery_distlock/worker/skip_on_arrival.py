@@ -1,14 +1,14 @@
 """
-Looks at the key of a ``"skip"`` or ``"fail"`` task when its message arrives.
+Checks the key of a ``"skip"`` or ``"fail"`` task when its message arrives.
 
-- A task that begins at once looks at its key itself. One that waits for a slot of the pool would
-  look too late, when whoever had the key on its arrival is done; so its key is looked at here.
-- The key is taken if somebody holds it, or if an earlier task that wants it waits for a slot; one
-  that several may hold, if they and the tasks that wait for a slot leave no room.
-- What is found goes with the message to the pool, whose process applies the policy to it as to any
-  conflict: links, chords and signals are Celery's.
-- As in `celery_distlock.worker.parking`, a thread asks the store, and the pool alone sees to large
-  messages and to keys that users' code makes.
+- A task that begins at once checks its key itself. A task that waits for a slot of the pool would
+  check too late, when the holder at its arrival may be done. So its key is checked here.
+- A key is taken if it has a holder, or if an earlier task that wants it waits for a slot. A key
+  with several units is taken if holders and tasks that wait for a slot leave no room.
+- The result goes with the message to the pool. The pool's process applies the policy as to any
+  conflict, so that links, chords and signals remain Celery's.
+- As in `celery_distlock.worker.parking`, a thread sends the requests to the store, and only the
+  pool handles large messages and keys that users' code makes.
 """
 
 import logging
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Lookup:
-    """One look at the keys of a message, and its result."""
+    """One check of the keys of a message, and its result."""
 
     message: Any
     keys: Sequence[Key]
@@ -47,12 +47,12 @@ class _Lookup:
 
 
 class SkipOnArrival(Receiver):
-    """Finds out which messages for one task find their key taken. For the event loop."""
+    """Checks, for messages of one task, whether their key is taken. For the event loop."""
 
     _store_away_until = 0.0
 
     def _receive_new(self, message: Any, delivery: Delivery) -> Any:
-        """Hand *message* to the pool: at once, or when its key has been looked at."""
+        """Hand *message* to the pool: at once, or when its key has been checked."""
         keys, looking = self._keys(message), self._runtime.inspection_thread
         if not keys or looking is None:
             return delivery.go_on()
@@ -66,17 +66,17 @@ class SkipOnArrival(Receiver):
         return looking.take(arrival)
 
     def _keys(self, message: Any) -> Sequence[Key]:
-        """Return the keys of *message*; nothing, if it is for the pool to find out."""
+        """Return the keys of *message*; none, if only the pool may check them."""
         headers = message.headers
         if (
-            headers.get("eta")  # who knows what is then
+            headers.get("eta")  # the key may be free by then
             or (message.delivery_info or {}).get("redelivered")  # it may have the key itself
         ):
             return ()
         return keys_of(message, self._plan.rule)
 
     def _waits(self) -> bool:
-        """Whether a task that comes now waits for others to end."""
+        """Whether a task that comes now must wait for others to end."""
         return not free_slots(self._consumer.pool)
 
     def _let_run(self, message: Any, keys: Sequence[Key], delivery: Delivery) -> Any:
@@ -84,7 +84,7 @@ class SkipOnArrival(Receiver):
             return delivery.go_on()
 
     def _refuse(self, taken: Taken, delivery: Delivery, message: Any) -> Any:
-        """Hand *message* on with what was found; one more is fetched from the broker meanwhile."""
+        """Pass *message* on with the result; fetch one more message until it is acknowledged."""
         Received.note(message, taken=taken)
         narrow = _widen(self._consumer.qos)
 
@@ -100,7 +100,7 @@ class SkipOnArrival(Receiver):
     # In the thread
 
     def _look(self, lookup: _Lookup) -> None:
-        """Find out which of its keys is taken, as far as the store answers."""
+        """Check which of its keys is taken, as far as the store answers."""
         if clock.monotonic() < self._store_away_until:
             return
         message, run = lookup.message, execution_id(lookup.message.headers)
@@ -113,9 +113,9 @@ class SkipOnArrival(Receiver):
                 left = now.remaining or now.rest
                 lookup.found = Taken(key.template, now.owner, now.run, left)
                 return
-        except Exception as error:  # noqa: BLE001  # the pool asks again, and says what is wrong
+        except Exception as error:  # noqa: BLE001  # the pool asks again, and reports errors
             words = (
-                "the key of task %s[%s] was not looked at on arrival; its process looks, and so do"
+                "the key of task %s[%s] was not checked on arrival; its process checks it, as do"
                 " those of tasks that arrive in the next %g s: %s"
             )
             name, identity = self._task.name, message.headers["id"]
@@ -125,8 +125,8 @@ class SkipOnArrival(Receiver):
     # In the event loop again
 
     def _settle(self, lookup: _Lookup) -> Any:
-        """Hand the message to the pool, with what was found."""
-        # An earlier task may have been in the thread, too, when this one came.
+        """Hand the message to the pool, with the result."""
+        # An earlier task may have been in the thread as well when this one came.
         taken = lookup.found or _queued_before(lookup.message, lookup.keys, lookup.used)
         if taken is not None:
             return self._refuse(taken, lookup.delivery, lookup.message)
@@ -139,7 +139,7 @@ def _queued_before(
     """
     Return a key for which earlier tasks that wait for a slot of the pool leave no room.
 
-    *used* has units that others have of keys already.
+    *used* has the units of keys that are in use already.
     """
     for key, (name, want) in zip(keys, wants_of(keys).items(), strict=True):
         queued = _queued(name, message.headers["id"])
@@ -152,7 +152,7 @@ def _queued_before(
 
 
 def _queued(name: str, but: str) -> dict[str, Any]:
-    """Return those of a key's unfinished tasks that wait for a slot, by their ids."""
+    """Return the unfinished tasks of a key that wait for a slot, by id; without *but*."""
     found = {each: state.requests.get(each) for each in in_flight.ids(name) - {but}}
     return {
         identity: request
@@ -169,9 +169,9 @@ _widening = threading.Lock()
 
 def _widen(qos: Any) -> Callable[[], None]:
     """
-    Have one more message fetched, and return what ends that; see `MOST_HELD`.
+    Raise the prefetch by one message, and return the function that undoes it; see `MOST_HELD`.
 
-    Otherwise tasks that only wait to be skipped would keep those behind them in the broker.
+    Otherwise tasks that only wait to be skipped would keep later ones in the broker.
     """
     global _widened  # noqa: PLW0603  # a worker has one pool
     with _widening:
@@ -192,4 +192,4 @@ def _widen(qos: Any) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Acknowledge nothing: the pool does."""
+    """Do nothing: the pool acknowledges the message."""

@@ -1,10 +1,10 @@
 """
-The ticker: has those enter whom time lets enter, when it does.
+The ticker: admits waiting runs whose key opens through time alone, at that time.
 
-Of the main processes of all workers on one store, one is the ticker; it says so again and again,
-and if it does not, another one is within four seconds. It sleeps until the first key is due, or
-until it is told of one that is due before, and looks at each that is: what enters then is sent as
-if somebody had given the key up.
+Of the main processes of all workers on one store, one is the ticker. It renews that role every
+1.25 s; if it stops, another process takes over within four seconds. The ticker sleeps until the
+first key is due, or until it is notified of one that is due earlier. It then checks each key that
+is due, and dispatches what that admits, as after a release.
 """
 
 import functools
@@ -30,32 +30,32 @@ __all__ = ["Ticker"]
 
 logger = logging.getLogger(__name__)
 
-VALID_FOR = 3.0  # seconds for which one is the ticker without saying so again
-# Seconds after which it says so: with what keeps its subscription alive, a command a second.
+VALID_FOR = 3.0  # seconds for which a process remains the ticker without a renewal
+# Seconds between renewals. With the pings of its subscription, that is one command a second.
 RENEWAL = 1.25
-LOOK = 1.0  # seconds between the looks of the others
-SHORTEST = 0.01  # seconds: what is due within less of one another is looked at together
-AFTER_YOU = 4.0  # seconds for which one who cannot send leaves it to others
+LOOK = 1.0  # seconds after which another process checks whether there is a ticker
+SHORTEST = 0.01  # seconds: keys that are due within this time are checked together
+AFTER_YOU = 4.0  # seconds for which a process that cannot send leaves the role to others
 
 
 class Ticker:
-    """A thread that is the ticker of *store*, or looks whether somebody else is."""
+    """Run a thread that is the ticker of *store*, or checks that another process is."""
 
     def __init__(self, store: QueueStore) -> None:
         self._store = store
         self._who = f"{os.getpid()}@{socket.gethostname()}:{uuid.uuid4().hex[:8]}"
         self._inbox: Inbox | None = None
         self._stopped = threading.Event()
-        self._turn = threading.Lock()  # of who asks the store: nobody does after the resignation
+        self._turn = threading.Lock()  # for requests to the store: none follows the resignation
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="distlock-ticker", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Be the ticker no more, and say so; does not wait for the store."""
+        """Step down as ticker and announce it; does not wait for the store."""
         self._stopped.set()
         threading.Thread(target=self._resign, name="distlock-ticker-end", daemon=True).start()
 
@@ -64,8 +64,8 @@ class Ticker:
             try:
                 pause = self._tick()
                 self._failing = False
-            except Exception as error:  # noqa: BLE001  # it is said
-                # Said once an outage, not every second of it.
+            except Exception as error:  # noqa: BLE001  # it is logged
+                # Once per outage as a warning.
                 level = logging.DEBUG if self._failing else logging.WARNING
                 say(logger, level, "tasks that wait for time to pass start late: %s", error)
                 if not isinstance(error, StoreError):
@@ -88,9 +88,10 @@ class Ticker:
 
     def _tick(self) -> float:
         """
-        Look at all that is due; return for how many seconds to sleep.
+        Check all keys that are due; return the seconds to sleep.
 
-        Less than 0: for so long, and not to be called, since somebody else is the ticker.
+        A negative result means that another process is the ticker: sleep for its absolute value,
+        and ignore notifications until then.
         """
         if self._inbox is None:
             self._inbox = self._store.timetable.ticker_inbox(self._who)
@@ -103,7 +104,7 @@ class Ticker:
                     self._resign()
                     return -AFTER_YOU
                 if time.monotonic() > claimed_at + UNSENT:
-                    break  # by now the others are a sweep's, or another ticker's
+                    break  # by now a sweep, or another ticker, may send the others
             claim = self._claim(Settled(claim.number, again))
         if not claim.leads:
             return -min(LOOK, claim.pause + SHORTEST)
@@ -117,7 +118,7 @@ class Ticker:
             return self._store.timetable.claim_due(self._who, self._inbox, VALID_FOR, settled)
 
     def _send(self, wake: WokenTask) -> bool:
-        """Whether this process can send what it wakes, as far as that is known."""
+        """Dispatch *wake*; return false if this process is known to be unable to send it."""
         run, key = shown(wake.run), shown(key_of(wake.name))
         sent = functools.partial(logger.debug, "%r may enter %r now", run, key)
         became = self._store.dispatch(wake, on_sent=sent, patience=UNSENT)
@@ -129,4 +130,4 @@ class Ticker:
                 if self._inbox is not None:
                     self._store.timetable.claim_due(self._who, self._inbox, 0.0)
         except StoreError as error:
-            logger.debug("another ticker follows in some seconds: %s", error)
+            logger.debug("another ticker takes over in a few seconds: %s", error)

@@ -83,7 +83,7 @@ def test_a_lock_is_released_once_though_all_workers_are_asked(site, celery, key)
 
     answers = [answer["ok"] for answer in told.values()]
     assert len(answers) == 2
-    assert "another worker sees to it, or has just done so" in answers
+    assert "another worker is releasing it, or has just done so" in answers
     (released,) = [answer for answer in answers if answer.startswith("released")]
     assert f"catch_loss[{held.id}]" in released
     assert site.look(key).waiting == 1
@@ -170,7 +170,7 @@ def test_every_holder_of_one_key_is_listed_by_the_worker_that_it_runs_in(site, c
 def test_a_free_key_is_said_to_be_free(site, celery, key):
     answers = [answer["ok"] for answer in celery("control", "release_lock", key).values()]
 
-    assert f"nobody holds {key!r}" in answers
+    assert f"no task holds {key!r}" in answers
 
 
 def test_stats_say_where_the_locks_are(site, celery):
