@@ -1,4 +1,4 @@
-"""Which keys an invocation acquires, in which order, and what it does when one is taken."""
+"""Acquires the keys of an invocation, in order; waits, parks or answers when one is taken."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ class KeyAcquisition:
     Acquires the keys of one invocation, all or none.
 
     Attributes:
-        taken: What it has acquired, in that order.
-        entered: What this thread held already, and holds once more.
-        owned: All that this thread holds.
+        taken: The holds that it has acquired, in that order.
+        entered: The holds of this thread that it has entered once more.
+        owned: All holds of this thread.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class KeyAcquisition:
         self._conflicts = Conflicts(invocation)
         self._keys = keys
         _, self.owned = owner_here()
-        self._wanted: list[Key] = []  # those of the keys that are not held here already
-        self._missing: list[Key] = []  # and have not been taken yet
+        self._wanted: list[Key] = []  # the keys that this thread does not hold already
+        self._missing: list[Key] = []  # those that are not acquired yet
         self.taken: list[Hold] = []
         self.entered: list[Hold] = []
 
     @property
     def holds(self) -> tuple[Hold, ...]:
-        """All that is held."""
+        """All holds of the invocation."""
         return tuple(self.entered + self.taken)
 
     @property
     def lease(self) -> Lease:
-        """What the task sees of it."""
+        """The lease on the keys, as the task sees it."""
         return Lease(self.holds, wanted=False, why_not_postpone=self._why_not_postpone)
 
     def _why_not_postpone(self) -> str:
@@ -71,12 +71,12 @@ class KeyAcquisition:
 
     def take_all(self) -> Decision | None:
         """
-        Acquire every key; or return what the policy says of the first that is taken.
+        Acquire every key, or return the policy's decision for the first one that is taken.
 
         Raises:
             Ignore: The task is parked, was sent again, or is a second delivery that may not run.
-            LockConflictError: The policy is for failing.
-            StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
+            LockConflictError: The policy refuses.
+            StoreUnavailableError: The store is away, and `lock_on_outage` is ``"fail"``.
         """
         if (found := self._conflicts.found_on_arrival(self._keys)) is not None:
             return self._conflicts.decide(*found)
@@ -105,7 +105,7 @@ class KeyAcquisition:
         return None
 
     def _enter(self, key: Key) -> bool:
-        """Whether *key* is held here already; then it is entered once more."""
+        """Enter *key* once more if this thread holds it already; return whether it does."""
         held = hold_here(self._store.identity, key.template)
         if held is None:
             return False
@@ -116,10 +116,10 @@ class KeyAcquisition:
 
     def _upgrade_entered(self) -> Decision | None:
         """
-        Have alone what was entered and is shared, where that is asked for.
+        Upgrade entered holds from shared to exclusive, where the task asks for that.
 
         Raises:
-            LockConflictError: It cannot be had, and the policy has no answer to that.
+            LockConflictError: An upgrade is refused, and the policy has no answer.
         """
         wants = {key.template: want_of(key) for key in self._keys}
         for hold in self.entered:
@@ -130,14 +130,14 @@ class KeyAcquisition:
                 decision = self._conflicts.decide(hold.key, reply)
                 if isinstance(decision, policies.Answer):
                     return decision
-                raise conflict(hold.key, reply)  # it cannot come again while it is held here
+                raise conflict(hold.key, reply)  # no retry can succeed while it is held here
             hold.upgraded_at = hold.depth - 1
         return None
 
     def _take_at_once(self, keys: list[Key]) -> bool:
-        """Whether all of *keys* were free, or kept for this run, and are taken now; or none is."""
+        """Acquire all of *keys* in one step if they are free or reserved; else return false."""
         invocation = self._invocation
-        if invocation.redelivered and not invocation.header.woken:  # nothing is kept for it
+        if invocation.redelivered and not invocation.header.woken:  # nothing is reserved for it
             return False
         holds = [invocation.new_hold(key) for key in keys]
         try:
@@ -164,7 +164,7 @@ class KeyAcquisition:
             elif len(self._wanted) > 1 and not self._invocation.is_second_delivery(reply):
                 key, reply = self._park_at_all(key, reply)
                 if reply.status is Status.RESERVED:
-                    return None  # all are, and are there to be taken
+                    return None  # all keys are reserved for it, and acquired next
             else:
                 hold, reply = self._park(key, reply)
         if hold is None:
@@ -184,7 +184,7 @@ class KeyAcquisition:
         return None
 
     def _acquire_woken(self, key: Key, *, timeout: float) -> tuple[Hold | None, Reply]:
-        """Ask for *key*, then wait for it; the store does not send a run again that waits."""
+        """Request *key*, then wait for it; the store does not resend a run that waits."""
         hold, reply = self._acquire(key, timeout=0.0)
         if hold is None or self._invocation.is_second_delivery(reply):
             return hold, reply
@@ -195,9 +195,9 @@ class KeyAcquisition:
 
     def _acquire(self, key: Key, arrival: int = 0, **how: Any) -> tuple[Hold | None, Reply]:
         """
-        Ask for *key*; the hold is None if the task is to go on, locked or by `on_outage`.
+        Request *key*; the hold is None if the task may continue, locked or by `lock_on_outage`.
 
-        *arrival* is where it stands, if an answer has told that.
+        *arrival* is its place in the queue, if an earlier reply contained it.
         """
         hold = self._invocation.new_hold(key)
         hold.arrival = arrival or hold.arrival
@@ -214,18 +214,18 @@ class KeyAcquisition:
     def _keep(self, hold: Hold) -> None:
         self.taken.append(hold)
         self.owned[self._store.identity, hold.key] = hold
-        # Once: at the key that it was parked at. Of several, the others are on its way.
+        # Only once: at the key that it was parked at, not at the others of several.
         header = self._invocation.header
         if header.woken and header.parked_at == slot_name(hold.key):
             self._report.event("task_woken", key=hold.key, waited=hold.waited)
 
     def _wait_here(self, key: Key) -> tuple[Hold | None, Reply]:
-        """Wait for *key* in this process: were the task parked, nobody would send it again."""
+        """Wait for *key* in this process: if the task were parked, no process could send it."""
         where = self._invocation.request.delivery_info or {}
         self._report.warning(
             "waits for {key!r} in its process and is not parked: it came by exchange {exchange!r}"
             " with routing key {routing_key!r}, which leads to no queue that this worker knows;"
-            " name that in task_queues",
+            " add the queue to task_queues",
             key=key.template,
             exchange=where.get("exchange"),
             routing_key=where.get("routing_key"),
@@ -235,7 +235,7 @@ class KeyAcquisition:
     def _park(self, key: Key, reply: Reply) -> tuple[Hold | None, Reply]:
         request = self._requeueing.park_request(slot_name(key.template))
         if not self._invocation.is_second_delivery(reply):
-            # Before it is parked: from then on it may run elsewhere and end before we write.
+            # Before it is parked: after that it may run and end elsewhere before we write.
             self._invocation.states.parked(key.template, reply.holder, reply.place)
         self._requeueing.asked_to_park = True
         hold, parked = self._acquire(key, reply.arrival, park=request)
@@ -244,10 +244,10 @@ class KeyAcquisition:
 
     def _park_at_all(self, key: Key, reply: Reply) -> tuple[Key, Reply]:
         """
-        Give up what was taken, and park the run at the key that refuses it now.
+        Release the acquired keys, and park the run at the key that refuses it now.
 
         Returns:
-            That key, and the store's reply there; or that all keys are reserved for the run.
+            That key, and the store's reply. Status RESERVED: all keys are reserved for the run.
         """
         route, taken = self._requeueing.route(self._wanted), list(self.taken)
         park_request = self._requeueing.park_request(*route.names)
@@ -272,7 +272,7 @@ class KeyAcquisition:
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)
             raise
-        for hold in taken:  # not before: until then it is to be released in any case
+        for hold in taken:  # not earlier: until here it must be released after an error
             self.taken.remove(hold)
             self.owned.pop((store.identity, hold.key), None)
             if reply.status not in (Status.RESERVED, Status.PARKED):  # it waits nowhere

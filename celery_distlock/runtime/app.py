@@ -1,4 +1,4 @@
-"""What the locked tasks of one app have in common: settings, store, and a plan for each task."""
+"""Per-app state of locked tasks: settings, store, and a plan for each task."""
 
 import contextlib
 import functools
@@ -50,29 +50,29 @@ WORKER_FLAG = "worker flag --distlock-*"
 
 
 class Runtime:
-    """See the module. One for each app, from :meth:`of`."""
+    """Hold what the locked tasks of one app share; :meth:`of` returns an app's."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._flags = Layer(WORKER_FLAG, {})
         self.plans: dict[str, Plan | None] = {}
-        self.detours: dict[str, str] = {}  # classes whose __call__ seems to take no lock, by task
-        self.pending: set[str] = set()  # tasks that have returned what has not ended, and said so
+        self.detours: dict[str, str] = {}  # by task: a class whose __call__ seems to take no lock
+        self.pending: set[str] = set()  # tasks reported for returning an unfinished awaitable
         # Set by the worker's bootsteps while it consumes:
-        self.delivery_address = ""  # where it takes woken tasks; empty: nowhere
-        self.delivery_queues: Collection[str] = ()  # the broker's queues whose tasks it takes so
-        # Drops runs in the store, by a thread, which also finds them.
+        self.delivery_address = ""  # of its delivery channel; empty: it has none
+        self.delivery_queues: Collection[str] = ()  # broker queues whose tasks come by that channel
+        # Drops reserved runs from the store, in a thread that also calls the argument to find them.
         self.drop_reserved: Callable[[Callable[[], Iterable[WokenTask]]], None] | None = None
-        # Called with each woken task that the broker has given to this worker, and its message.
+        # Called with each woken task that the broker delivered to this worker, and its message.
         self.fetched: Callable[[WokenTask, Message], None] | None = None
         self.parking_thread: Any = None  # parks messages that arrive for a taken key
-        self.inspection_thread: Any = None  # inspects the keys of those that are not parked
+        self.inspection_thread: Any = None  # inspects the keys of messages that are not parked
         self.trust = Trust(app, self.plans, lambda: self.settings.secret)
         self.relay = Relay(app, lambda: self.store)
         self._backlog = Backlog(app)
         self._imported = False
-        self._settled = False  # the settings count as they were read
-        # A signal's handler may take a lock, or call a task, while its thread has this.
+        self._settled = False  # the settings were read for good
+        # Reentrant: a signal handler may take a lock, or call a task, while its thread holds this.
         self._settling = threading.RLock()
 
     @classmethod
@@ -114,12 +114,12 @@ class Runtime:
 
     @functools.cached_property
     def published(self) -> Published:
-        """What of the store's runs was given to the broker by this process, and is to be told."""
+        """The runs that this process published and must report to the store."""
         return Published(QueueStore.of(self.store))
 
     @functools.cached_property
     def turns(self) -> Store:
-        """The store by whose locks workers agree which of them carries out an order to them all."""
+        """The store whose locks decide which of all workers executes a broadcast command."""
         return self._open(f"{self.settings.prefix}:turns")
 
     def _open(self, prefix: str) -> Store:
@@ -130,15 +130,19 @@ class Runtime:
 
     def send(self, woken: WokenTask) -> bool:
         """
-        Send a woken task; true: straight to a worker, false: by the broker.
+        Send a woken task.
 
-        What the broker was given is given to it again, and to no worker: so it passes nothing that
-        was sent before. True also then: it is noted already, lest there be a copy that is not.
+        A task that was published before is published again, never pushed, so that it does not
+        overtake earlier messages.
+
+        Returns:
+            Whether the store knows of it already: it was pushed to a worker, or published again.
+            In the latter case it is reported first, so that no unreported copy exists.
 
         Raises:
-            AwaitedError: It may still be in the broker's queue.
+            AwaitedError: The task may still be in the broker's queue.
             NotOursError: This process may not send it.
-            UnsendableError: Nobody can send it: its envelope is spoilt.
+            UnsendableError: No process can send it: its envelope is malformed.
         """
         try:
             message = self.trust.check(woken)
@@ -158,7 +162,7 @@ class Runtime:
             raise NotOursError(str(refusal), report) from refusal
 
     def keep_fetched(self, message: Message, header: LockHeader) -> None:
-        """Keep a woken task from being sent again: its *message* has come by the broker."""
+        """Keep a woken task from being sent again: the broker has delivered its *message*."""
         if self.fetched is not None and not Received.noted_on(message).pushed:
             self.fetched(WokenTask(header.parked_at, header.run, b""), message)
 
@@ -170,7 +174,7 @@ class Runtime:
 
     def import_tasks(self) -> None:
         """
-        Have all the app's tasks declared, as a worker does when it starts; once.
+        Import all modules with tasks of the app, as a worker does when it starts; only once.
 
         Raises:
             ConfigurationError: A module of ``include``, ``imports`` or of an autodiscovery cannot
@@ -190,48 +194,48 @@ class Runtime:
 
     def use_flags(self, flags: Mapping[str, Any], named: str = WORKER_FLAG) -> None:
         """
-        Let flags override the app's configuration; declares every task anew.
+        Override the app's configuration by flags, and plan all tasks again.
 
         Args:
-            flags: The settings that they stand for.
-            named: What messages call them, with ``*`` for the name.
+            flags: Settings, by name.
+            named: How messages refer to them, with ``*`` for the name.
 
         Raises:
             ConfigurationError: A flag, or a task's plan under these flags, is wrong.
         """
         self._flags = Layer(named, dict(flags))
         self._settled = True
-        self._read_anew()
-        self._app.finalize(auto=True)  # declares the others
+        self._read_again()
+        self._app.finalize(auto=True)  # declares the remaining tasks
 
-    def _read_anew(self) -> None:
+    def _read_again(self) -> None:
         for name in ("settings", "store", "published", "turns", "_layers"):
             self.__dict__.pop(name, None)
-        # Not `tasks`, which finalizes the app: that has receivers who may call a task.
+        # Not `tasks`, which finalizes the app: receivers of that signal may call a task.
         for task in list(self._app._tasks.values()):  # type: ignore[attr-defined]
             if task.name in self.plans:
                 self.declare(type(task), task.name)
 
     def plan_of(self, task: Any) -> Plan | None:
         """
-        Return the plan of *task*, a locked one, for a call of it; None: it has none.
+        Return the plan of *task*, a locked task, for a call of it; None: it has none.
 
         Raises:
-            ConfigurationError: It is declared wrong, or what was configured since then is.
+            ConfigurationError: An option of the task, or a setting read since, is wrong.
         """
         if not self._settled:
             self._settle()
-        # Celery knows a task whose declaration was refused, or interrupted, all the same.
+        # Celery registers a task even if its declaration raised here, or was interrupted.
         if task.name is not None and task.name not in self.plans:
             self.declare(type(task), task.name)
         return self.plans.get(str(task.name))
 
     def _settle(self) -> None:
         """
-        Have what was configured until now count, when it is used for the first time.
+        Read the settings for good, at their first use.
 
-        A task that is declared early has read it by then: workers read it anew when they start, and
-        other processes must not lock elsewhere than they do.
+        An early declared task may have read them before the app was configured. Workers read them
+        again when they start, and other processes must use the same store and prefix.
         """
         if self._settled:
             return
@@ -239,43 +243,43 @@ class Runtime:
             known = self.__dict__.get("_layers")
             if known is not None and not self._settled and self._read_layers() != known:
                 try:
-                    self._read_anew()
+                    self._read_again()
                 except BaseException:
-                    self.__dict__["_layers"] = known  # so that the next use says it again
-                    self._settled = False  # though such a handler has found it so
+                    self.__dict__["_layers"] = known  # so that the next use raises it again
+                    self._settled = False  # a reentrant call may have set it
                     raise
             self._settled = True
 
     def after_fork(self) -> None:
-        """Let nobody in a child wait for a thread of the parent's."""
+        """Replace the mutex: in a child, no thread would release it."""
         self._settling = threading.RLock()
 
     def declare(self, task: type[Any], name: str) -> None:
         """
-        Make the plan of *task*, which has this *name*; its class may have none.
+        Make the plan of the class *task*, registered as *name*.
 
         Raises:
-            ConfigurationError: An option is unknown or wrong; the message says which and where.
+            ConfigurationError: An option is unknown or invalid; the message names it.
         """
         if name.startswith("celery."):
             self.plans[name] = None
             return
-        # Celery sets annotations on the class as well: what is its own is not known then.
+        # Celery sets annotations on the class as well, so its own options are not known then.
         annotated = bool(self._app.conf.task_annotations)
         self.plans[name] = plan = make_plan(task, name, *self._layers, annotated=annotated)
         if may_refuse(plan.policy):
             _expect_conflicts(task)
 
     def without_base(self, tasks: Iterable[Any]) -> Iterator[str]:
-        """Yield the names of *tasks* that have ``lock_`` options and are no `LockedTask`."""
+        """Yield the names of *tasks* that have ``lock_`` options but are no `LockedTask`."""
         ours = [f"lock_{option}" for option in OPTIONS]
         for task in tasks:
             if task.name not in self.plans and any(hasattr(task, option) for option in ours):
                 yield task.name
 
     def without_results(self, tasks: Iterable[Any]) -> Iterator[str]:
-        """Yield the names of *tasks* of whose joined calls nobody gets the result."""
-        # There it is a message to the process of the call that runs.
+        """Yield the names of *tasks* whose joined calls cannot get a result."""
+        # With rpc:// the result is a message to the process that made the first call.
         if str(self._app.conf.result_backend or "").partition(":")[0] != "rpc":
             return
         for task in tasks:
@@ -303,7 +307,7 @@ _runtimes: WeakSet[Runtime] = WeakSet()
 
 
 def _free_in_child() -> None:
-    """Free what a thread of the parent had, which was about to read settings when it forked."""
+    """Replace mutexes that a thread of the parent may have held at the fork."""
     for runtime in list(_runtimes):
         runtime.after_fork()
     for cached in (each for owner in (Runtime, Trust) for each in vars(owner).values()):
@@ -316,19 +320,19 @@ begin_anew(_free_in_child, ForkStage.IDENTITY)
 
 @dataclass(frozen=True, slots=True)
 class _Publisher:
-    """Sends by an app as long as somebody else keeps it: stores are kept for ever."""
+    """Sends by an app while that is alive; has no strong reference, since stores live for ever."""
 
     runtime: "ref[Runtime]"
 
     def __call__(self, woken: WokenTask) -> bool:
         runtime = self.runtime()
         if runtime is None:
-            raise NotOursError("the app that sent by this store is gone")
+            raise NotOursError("the app that sent tasks of this store no longer exists")
         return runtime.send(woken)
 
 
 def _refuse_unknown(app: Celery) -> None:
-    """Raise for a setting that nobody would read: its name is unknown, or misspelt."""
+    """Raise `ConfigurationError` for a setting whose name is unknown or misspelt."""
     known = [f"distlock_{name}" for name in _SETTINGS]
     namespace = str(getattr(app, "namespace", None) or "")
     prefix = f"{namespace}_" if namespace else ""
@@ -336,12 +340,12 @@ def _refuse_unknown(app: Celery) -> None:
         name = key.lower().removeprefix(prefix.lower())
         if name.removeprefix("dist").removeprefix("lock_") in TASK_ONLY:
             raise ConfigurationError(
-                f"the setting {key} is not read, for that is an option of tasks, and has no default"
+                f"the setting {key} is not read: it is an option of tasks, without a default"
                 " for the whole app"
             )
         if name.removeprefix("lock_") in TASK_OPTIONS and name.startswith("lock_"):
             raise ConfigurationError(
-                f"the setting {key} is not read, for that is an option of tasks; for the whole app"
+                f"the setting {key} is not read: it is an option of tasks; for the whole app"
                 f" write {spelt(f'dist{name}', namespace)}"
             )
         if not name.startswith("distlock_"):
@@ -362,13 +366,13 @@ def spelt(name: str, namespace: str) -> str:
 
 
 def _real(app: Celery) -> Celery:
-    """Return the app itself: a task may know it only by a proxy."""
+    """Return the app itself: a task may refer to it by a proxy."""
     real: Celery = app._get_current_object() if hasattr(app, "_get_current_object") else app
     return real
 
 
 def _current_store() -> Store:
-    """Return the store of this thread's app, or of the process's, or the only one that there is."""
+    """Return the store of this thread's app, or of the process's, or else the only store."""
     app = _state._tls.current_app  # type: ignore[attr-defined]  # current_app would make one up
     if app is not None:
         return Runtime.of(app).store
@@ -389,8 +393,8 @@ def _current_store() -> Store:
 
 
 def _known_stores() -> list[Store]:
-    """Return the store of this thread's app, or of the process's; or those of all there are."""
-    app = _state._tls.current_app  # type: ignore[attr-defined]  # likewise
+    """Return the store of this thread's app, or of the process's; else those of all apps."""
+    app = _state._tls.current_app  # type: ignore[attr-defined]  # as in _current_store
     if app is None and not _runtimes:  # as in most programs that only lock
         return []
     if app is not None:
@@ -403,13 +407,13 @@ def _known_stores() -> list[Store]:
 def _stores_of(runtimes: list[Runtime]) -> list[Store]:
     stores = {}
     for runtime in runtimes:
-        with contextlib.suppress(ConfigurationError):  # it has none; its worker would say so
+        with contextlib.suppress(ConfigurationError):  # no store; its worker reports that
             stores[runtime.store.identity] = runtime.store
     return list(stores.values())
 
 
 def _expect_conflicts(task: type[Any]) -> None:
-    """Have Celery log a conflict of *task* in one line, as an error that was expected."""
+    """Make Celery log a conflict of *task* in one line, as an expected error."""
     throws = task.throws if isinstance(task.throws, tuple) else (task.throws,)
     if LockConflictError not in throws:
         task.throws = (*throws, LockConflictError)

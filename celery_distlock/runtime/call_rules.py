@@ -1,4 +1,4 @@
-"""What becomes of a call while one like it is there: see :mod:`celery_distlock.unique`."""
+"""Deduplicates calls that have the same identity: see :mod:`celery_distlock.unique`."""
 
 import contextlib
 import logging
@@ -29,16 +29,16 @@ __all__ = ["OBLIGING", "answer_second_call", "is_over", "send_once", "terms_of",
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 3  # to send a call once, while others do
-OBLIGING = ("task_id", "link", "link_error")  # somebody waits for just this one
-HANGING = ("link", "link_error", "chain", "chord", "group_id")  # ..., by canvas
+ATTEMPTS = 3  # to send a call while other processes change its identity
+OBLIGING = ("task_id", "link", "link_error")  # the caller needs this very execution
+HANGING = ("link", "link_error", "chain", "chord", "group_id")  # other tasks depend on it
 SLACK = 0.01  # seconds: the store counts in milliseconds
-ENDLESS = 1e11  # seconds, for who does not start at the latest after so many
-LASTS_AS_LONG = 0.5  # so much of the time that another has until it expires
+ENDLESS = 1e11  # seconds, for a call without a latest start
+LASTS_AS_LONG = 0.5  # part of a call's time to expiry that the other one must still have
 
 
 def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
-    """Send a call if none like it is there; else return the result of that one."""
+    """Send a call unless one with its identity exists; else return the result of that one."""
     for _ in range(ATTEMPTS):
         bearer = call.store.calls.peek(call.key.template, call.terms.name)
         replaces = bearer.run if bearer is not None and _gives_way(bearer, rule, call) else ""
@@ -47,7 +47,7 @@ def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
             if rule.duplicate == "raise" and not call.must_go:
                 raise DuplicateTaskError(task_id)
             _warn_of_itself(call, task_id)
-            call.tell("task_joined", task_id)
+            call.notify("task_joined", task_id)
             return _joined(call.task, task_id, silent=bearer.silent)
         waits = bearer is not None and bearer.where is Where.WAITING
         updates = bearer is not None and waits and _is_updated(bearer, rule)
@@ -64,14 +64,18 @@ def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
         except ChangedError:
             continue
         if updates:
-            call.tell("task_updated", more["task_id"])
-        return _said(result, joined=updates)
-    logger.warning("%s is sent in any case, what is there changes all the time", call.task.name)
+            call.notify("task_updated", more["task_id"])
+        return _with_joined(result, joined=updates)
+    logger.warning(
+        "%s is sent without deduplication, its identity changed during each of %d attempts",
+        call.task.name,
+        ATTEMPTS,
+    )
     return send(None)
 
 
 def _warn_of_itself(call: Call, task_id: str) -> None:
-    """Log that the task which makes *call* is the one that has its identity."""
+    """Log a warning if the task that makes *call* has that call's identity itself."""
     caller = get_current_task()
     if caller is not None and caller.request.id == task_id:
         logger.warning(
@@ -84,7 +88,7 @@ def _warn_of_itself(call: Call, task_id: str) -> None:
 
 
 def _gives_way(bearer: Bearer, rule: CallRule, call: Call) -> bool:
-    """Whether the run that is there is updated; or, as it is on its way, another one is sent."""
+    """Whether the call replaces the waiting run, or is sent although one was dispatched."""
     if isinstance(rule, Debounce) or is_over(bearer, rule):
         return True
     waits, comes = bearer.where is Where.WAITING, bearer.where is Where.COMING
@@ -92,13 +96,13 @@ def _gives_way(bearer: Bearer, rule: CallRule, call: Call) -> bool:
         return False
     if rule.duplicate != "join":
         return rule.duplicate == "update"
-    # It may expire, and this one would go with it; or it ignores the result that this one wants.
+    # The other may expire first, or may ignore the result that this call needs.
     expires_first = bearer.expires < LASTS_AS_LONG * call.terms.expires
     return expires_first or (bearer.silent and not call.terms.silent)
 
 
 def is_over(bearer: Bearer, rule: CallRule) -> bool:
-    """Whether by *rule* nobody has the identity: the call before had a longer one."""
+    """Whether the identity is free by *rule*; the earlier call may have kept it for longer."""
     if bearer.where not in (Where.RUNNING, Where.ENDED):
         return False
     if isinstance(rule.until, str):
@@ -107,7 +111,7 @@ def is_over(bearer: Bearer, rule: CallRule) -> bool:
 
 
 def _is_updated(bearer: Bearer, rule: CallRule) -> bool:
-    """Whether what waits gets the call's message; else the call is sent beside it."""
+    """Whether the waiting run gets the call's message; else both are sent."""
     return not bearer.fixed and rule.duplicate == "update"
 
 
@@ -123,32 +127,32 @@ def _as_attempt(run: str) -> dict[str, Any]:
 
 
 def _joined(task: Task, task_id: str, *, silent: bool) -> Any:
-    """Return the result of another call; nobody waits for one that is not stored."""
+    """Return the result of another call, marked as ignored if it is not stored (*silent*)."""
     result: Any = task.AsyncResult(task_id)
     result.ignored = silent
-    return _said(result, joined=True)
+    return _with_joined(result, joined=True)
 
 
 def with_joined(result: Any) -> Any:
-    """Return the result of a call, which says whether it is that of another one, like it."""
-    return result if hasattr(result, "joined") else _said(result, joined=False)
+    """Return the result of a call with its attribute `joined` set: false, unless it has one."""
+    return result if hasattr(result, "joined") else _with_joined(result, joined=False)
 
 
-def _said(result: Any, *, joined: bool) -> Any:
+def _with_joined(result: Any, *, joined: bool) -> Any:
     with contextlib.suppress(AttributeError):  # another `apply_async` may return anything
         result.joined = joined
     return result
 
 
 def terms_of(task: Task, rule: CallRule, name: str, options: Mapping[str, Any]) -> Identity:
-    """Return the identity of a call, with all that is to be known of its run besides."""
+    """Return the identity of a call, with the facts that decide whether others may join it."""
     expires = _option(task, "expires", options)
     left = math.inf
     if isinstance(expires, numbers.Real):
         left = float(expires)
     elif expires is not None:
         left = seconds_left(expires)
-    # A retry brings an id, too; what it retries may have been a plain call.
+    # A retry has a task id, too; the call that it retries may have been a plain one.
     waited_for = HANGING if options.get("retries") else (*HANGING, *OBLIGING)
     return Identity(
         name,
@@ -160,33 +164,33 @@ def terms_of(task: Task, rule: CallRule, name: str, options: Mapping[str, Any]) 
 
 
 def _option(task: Task, name: str, options: Mapping[str, Any]) -> Any:
-    """Return an option of the call, or else the task's."""
+    """Return an option of the call; else the task's."""
     return options[name] if name in options else getattr(task, name, None)
 
 
 def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
     """
-    Return what is answered instead of running a message while one like it is there; else None.
+    Return the answer to a duplicate message that must not run; None: run it.
 
-    What has gone through the store was judged when it was sent.
+    A message that was sent through the store was checked then.
 
     Raises:
-        Ignore: It is revoked, as the rule has no result for it.
+        Ignore: The duplicate was revoked: its rule has no result for it.
         StoreUnavailableError: The store did not answer.
     """
     rule, identity, header = invocation.plan.unique, invocation.plan.identity, invocation.header
     request: Any = invocation.request
     before = header.woken or header.outages or header.attempts or header.requeues
-    judged = before or request.retries  # what it retries was
+    judged = before or request.retries  # the call that it retries was checked
     if rule is None or identity is None or judged or not invocation.has_message:
         return None
-    if rule.duplicate == "update" or _is_waited_for(request):  # or it may be what is newest
+    if rule.duplicate == "update" or _is_waited_for(request):  # it may have the newest arguments
         return None
     name = identity.of(request.args or (), request.kwargs or {}, invocation.receive)
     bearer = QueueStore.of(invocation.store).calls.peek(key.template, name)
     if bearer is None or task_id_of(bearer.run) == request.id or is_over(bearer, rule):
         return None
-    why = f"superfluous: {task_id_of(bearer.run)} is {bearer.where.value}"
+    why = f"duplicate: {task_id_of(bearer.run)} is {bearer.where.value}"
     invocation.report.info(why.replace("{", "{{").replace("}", "}}"))
     if rule.result is not NOTHING:
         return policies.Answer(rule.result)
@@ -198,6 +202,6 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
 
 
 def _is_waited_for(request: Any) -> bool:
-    """Whether canvas waits for just this one, which is never taken for another."""
+    """Whether a canvas (chain, group, chord, link) depends on this very message."""
     hangs_on_it = request.chord, request.group, request.chain, request.callbacks, request.errbacks
     return any(hangs_on_it)

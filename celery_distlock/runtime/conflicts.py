@@ -1,4 +1,4 @@
-"""What becomes of an invocation whose key is taken: its policy decides."""
+"""Applies the policy of an invocation whose key is taken."""
 
 from collections.abc import Collection
 from typing import Any
@@ -17,12 +17,12 @@ from .invocation import Invocation
 
 __all__ = ["Conflicts", "fail", "note_hold_time"]
 
-SPREAD = 1.0  # seconds within which those come again whom a rate has sent away
-TURN_TIMEOUT = 1.0  # seconds that the store has to say when a task is to come again
+SPREAD = 1.0  # seconds over which the retries of tasks that a rate refused are spread
+TURN_TIMEOUT = 1.0  # seconds that the store has to suggest a retry delay
 # For a retry whose message came before the attempt that sent it has ended.
 EARLY = policies.Retry(delay=0.2, max_delay=30.0, turns=False)
 # For a second delivery, where it cannot be parked until the first has ended.
-SET_ASIDE = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
+DEFERRED = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
 WEIGHT = 0.3  # of the newest hold in the average of a task
 MOST = 1000  # averages; a program has fewer tasks
 
@@ -30,14 +30,14 @@ _hold_times: dict[str, float] = {}
 
 
 class Conflicts:
-    """Reports that a key is taken, and asks the policy of *invocation* what to do."""
+    """Reports that a key is taken, and applies the policy of *invocation*."""
 
     def __init__(self, invocation: Invocation) -> None:
         self._invocation = invocation
         self._report = invocation.report
 
     def found_on_arrival(self, keys: Collection[Key]) -> tuple[str, Reply] | None:
-        """Return that of *keys* which was taken when the message arrived, if that is to count."""
+        """Return the one of *keys* that was taken on arrival, for policies that decide by that."""
         received = self._invocation.received
         taken = received.taken if self._invocation.has_message else None
         if taken is None or taken.run == self._invocation.execution_id:
@@ -56,21 +56,21 @@ class Conflicts:
     def patience(self) -> float:
         """Seconds to wait for a key before it counts as taken."""
         policy, wait = self._invocation.plan.policy, self._invocation.plan.settings.wait
-        # Without a message nothing can be sent again: what policies say of that means waiting.
+        # Without a message nothing can be sent again: policies that would do so wait instead.
         is_final = isinstance(policy, policies.Skip | policies.Fail | policies.Wait)
         return policy.patience(wait) if self._invocation.has_message or is_final else wait
 
     def decide(self, key: str, reply: Reply) -> Decision:
         """
-        Return what the policy says.
+        Return the policy's decision.
 
         Raises:
-            LockConflictError: It is for failing, or there is no message that could come again.
+            LockConflictError: The policy refuses, or there is no message to send again.
         """
         invocation, policy = self._invocation, self._invocation.plan.policy
         self._report.conflict(invocation.request.__dict__, key, reply)
         if invocation.is_second_delivery(reply):
-            return self._set_aside(key, reply)
+            return self._defer(key, reply)
         attempts = invocation.header.attempts
         conflict = Conflict(key, reply.holder, reply.remaining, attempts)
         decision = policy.decide(conflict)
@@ -90,24 +90,24 @@ class Conflicts:
             invocation.states.parked(key, reply.holder, None)
         return decision
 
-    def _set_aside(self, key: str, reply: Reply) -> Decision:
-        """Return how a second delivery comes again: to be dropped when the first has succeeded."""
+    def _defer(self, key: str, reply: Reply) -> Decision:
+        """Defer a second delivery until the first is over; it is dropped if that succeeded."""
         invocation = self._invocation
         if Ability.QUEUE in invocation.store.abilities:
             return policies.Park()
         attempts = invocation.header.attempts
         self._report.deferred(key)
-        return SET_ASIDE.decide(Conflict(key, reply.holder, reply.remaining, attempts))
+        return DEFERRED.decide(Conflict(key, reply.holder, reply.remaining, attempts))
 
     def _when_due(self, reply: Reply, resend: policies.Resend) -> policies.Resend | None:
-        """Return when the task is to come again, if the store knows when time lets it in."""
+        """Return the delay until time alone opens the key, if the store knows that."""
         if not reply.due or resend.within is None:
             return None
-        spread = clock.jitter(0.0, min(SPREAD, reply.due))  # others have been told the same
+        spread = clock.jitter(0.0, min(SPREAD, reply.due))  # others got the same time
         return policies.Resend(min(reply.due + spread, resend.within[1]))
 
     def _in_turn(self, key: str, resend: policies.Resend) -> policies.Resend:
-        """Let the store say when the task is to come again, if that is asked for and it can."""
+        """Return the delay that the store suggests, if the policy asks for that and it can."""
         if resend.within is None:
             return resend
         usual, most = usual_hold_time(str(self._invocation.task.name)), resend.within[1]
@@ -121,7 +121,7 @@ class Conflicts:
 
 
 def note_hold_time(task: str, seconds: float) -> None:
-    """Take the *seconds* for which *task* held its keys into its average."""
+    """Add the *seconds* for which *task* held its keys to its moving average."""
     known = _hold_times.get(task)
     if known is None and len(_hold_times) >= MOST:
         _hold_times.clear()
@@ -135,7 +135,7 @@ def usual_hold_time(task: str) -> float:
 
 def fail(task: Task, error: Exception) -> None:
     """
-    Fail the execution of *task* with *error*, which came before its body.
+    Fail the execution of *task* with *error*, raised before its body.
 
     Raises:
         Retry: ``autoretry_for`` names the error, as for one that the body raises.
@@ -147,14 +147,14 @@ def fail(task: Task, error: Exception) -> None:
 
 
 class _Attempt:
-    """Looks like *task* to Celery's automatic retries; its body has raised *error*."""
+    """Stand-in for *task* in Celery's automatic retries; its body raises *error*."""
 
     def __init__(self, task: Task, error: Exception) -> None:
         self._task = task
         self._error = error
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_orig_run":  # Celery has given the task automatic retries, and not yet this
+        if name == "_orig_run":  # Celery sets it on tasks that have automatic retries already
             raise AttributeError(name)
         return getattr(self._task, name)
 

@@ -1,4 +1,4 @@
-"""What locked tasks do in this thread now: the only owner of what is kept per thread about them."""
+"""Thread-local state of locked tasks: executions in progress, and holds not settled yet."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -25,10 +25,10 @@ class UnderWay(Protocol):
 
     @property
     def lease(self) -> Lease:
-        """What it holds."""
+        """The lease on its keys."""
 
     def release(self) -> None:
-        """Release all that it holds; may be called again."""
+        """Release all its keys; may be called again."""
 
 
 class _Running:
@@ -37,10 +37,10 @@ class _Running:
 
     Attributes:
         stack: The executions under way, the innermost last.
-        unlocked: The locked tasks that run without a lock because they were told to.
+        unlocked: The locked tasks that run without a lock, as declared or configured.
         unsettled: Holds of runs that have ended and whose results are not stored yet, each with
             the exception that was being handled where its task was called.
-        called: The requests whose own call came to where its lock is taken.
+        called: The requests whose own call has reached `LockedTask.__call__`.
     """
 
     def __init__(self) -> None:
@@ -51,20 +51,20 @@ class _Running:
 
     @property
     def in_a_body(self) -> bool:
-        """Whether a locked task runs here: what is called now has no message of its own."""
+        """Whether a locked task runs in this thread: a call now has no message of its own."""
         return bool(self.stack or self.unlocked)
 
     def take_unsettled(self) -> list[tuple[Hold, BaseException | None]]:
-        """Return what is not settled, and forget it."""
+        """Remove and return the holds that are not settled."""
         unsettled, self.unsettled = self.unsettled, []
         return unsettled
 
 
-here = PerThread(_Running)  # called, returns those of this thread; under gevent, of its greenlet
+here = PerThread(_Running)  # here() is this thread's; with gevent, this greenlet's
 
 
 def lease_of(task: Task) -> Lease:
-    """Return what the innermost execution of *task* in this thread holds."""
+    """Return the lease of the innermost execution of *task* in this thread."""
     for execution in reversed(here().stack):
         if execution.task is task:
             return execution.lease

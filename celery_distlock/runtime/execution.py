@@ -1,10 +1,9 @@
 """
 One execution of a locked task, from its keys to their release.
 
-In its order: :mod:`.acquiring` takes the keys, and asks :mod:`.conflicts` what to do when one is
+In order: :mod:`.acquiring` acquires the keys, and asks :mod:`.conflicts` what to do when one is
 taken; `Body` runs the task and classifies its end; :mod:`.requeueing` parks the message or sends it
-again; what they have in common is an :mod:`.invocation`. What goes another way is in
-:mod:`.repairs`.
+again. They share an :mod:`.invocation`. Cleanup off the usual path is in :mod:`.repairs`.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ class Execution:
     """
     Runs *task* once, by :meth:`run`, under the lock of *keys*.
 
-    A *nested* call is one by other code, as :func:`note_call` says.
+    A *nested* call is one by other code, see :func:`note_call`.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Execution:
         self.task = task
         self._store = store
         self._nested = nested
-        # The same order for all: no two wait for each other.
+        # The same order in all processes, so that no two wait for each other.
         in_order = tuple(sorted(keys, key=attrgetter("template")))
         self._invocation = invocation = Invocation(task, plan, store, in_order, nested=nested)
         if invocation.has_message:
@@ -71,22 +70,22 @@ class Execution:
         self._requeueing = Requeueing(invocation, in_order)
         self._keys = KeyAcquisition(invocation, in_order, self._requeueing)
         self._body = Body(invocation, self._keys, self._requeueing)
-        self._around = sys.exc_info()[1]  # what is being handled anyway, where the task is called
+        self._around = sys.exc_info()[1]  # being handled already where the task is called
 
     @property
     def lease(self) -> Lease:
-        """What is held."""
+        """The lease on the keys."""
         return self._keys.lease
 
     def run(self, body: Callable[[], Any]) -> Any:
         """
-        Run *body* under the lock and return its result, or a policy's instead of it.
+        Run *body* under the lock; return its result, or the policy's answer instead.
 
         Raises:
-            Ignore: The task is parked, sent again, or was a second delivery.
-            LockConflictError: The key is taken, and the policy or the call is for failing then.
+            Ignore: The task is parked, was sent again, or was a second delivery.
+            LockConflictError: The key is taken, and the policy or the call fails then.
             LockLostError: The lock was lost while the body ran.
-            StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
+            StoreUnavailableError: The store is away, and `lock_on_outage` is ``"fail"``.
         """
         here().stack.append(self)
         try:
@@ -106,14 +105,14 @@ class Execution:
             self.release()
 
     def _note_failure(self, error: LockConflictError | StoreError) -> None:
-        """Have the task fail by *error*; a run that ends so is not sent again."""
+        """Fail the task with *error*, and drop its parked message, if any, after a conflict."""
         if isinstance(error, LockConflictError):
             self._forget_parked()
         if not self._nested:
             fail(self.task, error)
 
     def _forget_parked(self) -> None:
-        # It was parked under another policy, as that of the code before a deploy.
+        # It was parked under another policy, such as that of the previous release.
         if self._invocation.redelivered:
             self._requeueing.leave_reservations(mark=True)
             self._requeueing.drop_parked()
@@ -159,11 +158,12 @@ class Execution:
 
 def note_call(task: Task) -> bool:
     """
-    Note that the request of *task* came to where its lock is taken.
+    Note that the request of *task* has reached `LockedTask.__call__`.
 
     Returns:
-        Whether it is not the request's own call: there is none, a locked task runs here, or one of
-        the task's handlers (`before_start`, `on_success`, `after_return`) calls it.
+        Whether the call is nested, that is, not the request's own: there is no request, a locked
+        task runs in this thread, or one of the task's handlers (`before_start`, `on_success`,
+        `after_return`) makes the call.
     """
     request, running = task.request, here()
     if request.called_directly or _is_in_before_start(task):
@@ -174,13 +174,13 @@ def note_call(task: Task) -> bool:
 
 
 def _is_in_before_start(task: Task) -> bool:
-    """Whether the `before_start` of the task's request is under way here; Celery does not tell."""
+    """Whether the task's `before_start` is running in this thread; Celery keeps no flag for it."""
     handler: Any = type(task).before_start
     if handler is Task.before_start:
         return False
     code = getattr(handler, "__code__", None)
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals is not vars(trace):  # there the request begins
+    while frame is not None and frame.f_globals is not vars(trace):  # the request begins there
         if frame.f_code is code and _runs(frame, handler):
             return True
         frame = frame.f_back
@@ -188,7 +188,7 @@ def _is_in_before_start(task: Task) -> bool:
 
 
 def _runs(frame: FrameType, function: Any) -> bool:
-    """Whether it is *function* whose code *frame* runs: a decorator's is also that of others."""
+    """Whether *frame* runs *function*, and not another closure of the same decorator."""
     closed_over = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     return all(frame.f_locals.get(name) is _value(cell) for name, cell in closed_over)
 
@@ -196,18 +196,18 @@ def _runs(frame: FrameType, function: Any) -> bool:
 def _value(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it has none
+    except ValueError:  # the cell is empty
         return None
 
 
 class Body:
     """
-    Runs once, by :meth:`run`, after the keys are acquired.
+    Runs the body once, by :meth:`run`, after the keys are acquired.
 
     Attributes:
-        completion: Whether the execution is over, as the store is to be told at the release.
-        keep_for: By the keys that are kept for the next attempt, its execution id and for how many
-            seconds.
+        completion: Whether the execution is over; sent to the store with the release.
+        keep_for: For each key that is kept for the next attempt: that attempt's execution id, and
+            the time in seconds.
         succeeded: Whether the body has returned; None: it has not begun.
     """
 
@@ -227,8 +227,8 @@ class Body:
         Run *body*, aborted if a key is lost; return its result.
 
         Raises:
-            Exception: What the body raises, :exc:`LockLostError` above all.
-            Postponed: It has failed and is requeued.
+            Exception: Any error of the body; :exc:`LockLostError` if it was aborted.
+            Postponed: The body failed, and the task is requeued.
         """
         sealed = None
         if self._goes_back(lost=True):
@@ -259,7 +259,7 @@ class Body:
             lost = isinstance(error, LockLostError) and error.key in self._keys.lease.keys
             if sealed is not None and self._goes_back(lost=lost):
                 self._requeueing.requeue(sealed, self._keys.taken, error)
-            # A run that lost its lock has not ended: a second delivery of it that waits may run.
+            # A run that lost its lock has not ended: a waiting second delivery of it may run.
             self.completion = Completion.NO if lost else with_result
             raise
         self.completion = with_result
@@ -269,15 +269,15 @@ class Body:
         return result
 
     def _report_pending(self, result: Any) -> None:
-        """Log, once for each task, that its key is released before its work is done."""
+        """Log, once for each task, that the key is released although *result* is unfinished."""
         task = self._invocation.task
         reported = Runtime.of(task.app).pending
         if task.name not in reported:
             reported.add(str(task.name))
             words = (
-                "has returned a {kind}, which has not ended, and its key is released now: whatever"
-                " it still does runs WITHOUT the lock; have the body end it, by asyncio.run(...) or"
-                " list(...), and return what comes out"
+                "has returned an unfinished {kind}, and its key is released now: the rest of its"
+                " work runs WITHOUT the lock; finish it in the body, by asyncio.run(...) or"
+                " list(...), and return the result of that"
             )
             self._invocation.report.error(words, kind=type(result).__qualname__)
 
@@ -289,7 +289,7 @@ class Body:
         self.keep_for = dict.fromkeys(self._wanted_again(retry), kept)
 
     def _next_attempt(self, retry: Retry) -> str:
-        """Return the id of the execution whose message was sent; Celery copies not every header."""
+        """Return the execution id of the retry that was sent; Celery does not copy all headers."""
         request, signature = self._invocation.request, getattr(retry, "sig", None)
         headers = {} if signature is None else signature.options.get("headers") or {}
         nesting = request.replaced_task_nesting
@@ -297,10 +297,10 @@ class Body:
         return execution_id({**headers, **facts, "retries": (request.retries or 0) + 1})
 
     def _wanted_again(self, retry: Retry) -> set[str]:
-        """Return those of the keys that the next attempt wants, which may have other arguments."""
+        """Return the keys that the next attempt, perhaps with other arguments, wants again."""
         held = {hold.key for hold in self._keys.taken}
         plan, signature = self._invocation.plan, getattr(retry, "sig", None)
-        if signature is None:  # of a call without a message, inside this one: nothing was sent
+        if signature is None:  # raised by a nested call without a message: nothing was sent
             return set()
         if not plan.rule.runs_no_code:
             return held
@@ -309,17 +309,17 @@ class Body:
             _ensure_readable(given, signature.options.get("serializer") or task.serializer)
             keys = plan.rule.keys(*given, receive_of_call(task, signature.options))
             wanted = {key.template for key in keys}
-        except Exception:  # noqa: BLE001  # it is sent, and will fail, and come for no key
+        except Exception:  # noqa: BLE001  # the retry will fail as well, and claim no key
             return set()
         return held & wanted
 
     def _goes_back(self, *, lost: bool) -> bool:
-        """Whether a task that has failed, or has *lost* its lock, is requeued."""
+        """Whether a task that failed, or *lost* its lock, is requeued."""
         settings = self._settings
         return settings.on_failure == "requeue" or (lost and settings.on_lost == "requeue")
 
 
 def _ensure_readable(given: Any, serializer: str) -> None:
-    """Raise what its receiver would for arguments that cannot be written, or not read again."""
+    """Raise an error if *given* cannot be serialized, or not deserialized by its receiver."""
     kind, encoding, body = dumps(given, serializer=serializer)
     loads(body, kind, encoding, accept=[kind])

@@ -1,4 +1,4 @@
-"""One call of a locked task, by a message or by other code, and what is known about it."""
+"""One call of a locked task, by a message or by other code, with the facts about it."""
 
 import time
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ __all__ = ["Invocation"]
 
 # Seconds; RabbitMQ's consumer timeout. Redis's visibility timeout is twice that if it is not set.
 BROKER_TIMEOUT = 1800.0
-LOOK_TIMEOUT = 1.0  # seconds that the store has to tell who holds a key
+LOOK_TIMEOUT = 1.0  # seconds that the store has to return a key's holders
 
 
 class Invocation:
     """
-    What the parts of an :class:`~celery_distlock.runtime.execution.Execution` know in common.
+    Facts that the parts of an :class:`~celery_distlock.runtime.execution.Execution` share.
 
     Attributes:
         has_message: It was called by a message of its own; false for calls by other code, in eager
             mode, and inside a locked task.
-        header: What the message has been through because of its lock; empty without a message.
-        received: What the worker's main process has told about the message.
-        execution_id: Names the execution to the store; empty without a message.
+        header: The lock header of the message; empty without a message.
+        received: What the worker's main process recorded about the message.
+        execution_id: Identifies the execution in the store; empty without a message.
     """
 
     def __init__(
@@ -59,31 +59,31 @@ class Invocation:
 
     @property
     def states(self) -> TaskStates:
-        """Return what stores the states of its task."""
+        """The object that stores the states of its task."""
         return TaskStates(self.task, self.request, self.report)
 
     @property
     def receive(self) -> Receive | None:
-        """Return what makes of an argument what the worker receives; None: it was received."""
+        """The conversion of an argument to what a worker would receive; None: it was received."""
         return receive_of_request(self.task, nested=self._nested)
 
     def _header_that_came(self) -> LockHeader:
-        """Return what its header says, and the broker, if that has delivered it before."""
+        """Return its lock header, marked as returned if the broker has delivered it before."""
         again = (self.request.delivery_info or {}).get("redelivered")
         header = self.received.header
         return header._replace(returned=True) if again else header
 
     def execution_id_for(self, number: int) -> str:
-        """Return the id of the execution of this attempt that was put back *number* times."""
+        """Return the id of this attempt's execution after *number* requeues."""
         retries, nesting = self.request.retries or 0, self.request.replaced_task_nesting or 0
         return str(ExecutionId(str(self.request.id), retries, number, nesting))
 
     def _header_elsewhere(self, names: tuple[str, ...]) -> LockHeader:
         """
-        Return the header of a run that was parked at another key than these.
+        Return the header of a run that was parked at a key which is not in *names*.
 
-        It is another execution, which runs inside the one that was parked; so it may come back to
-        the former key, where that one has ended by then.
+        It gets an execution of its own, inside the one that was parked. So it may come back to the
+        former key, where the parked execution has ended by then.
         """
         run = self.execution_id_for(self.header.number + 1)
         return self.header.parked(names, run, postponed=self.header.postponed + 1)
@@ -98,9 +98,9 @@ class Invocation:
     @property
     def _is_overdue(self) -> bool:
         """
-        Whether a worker had the message for so long that the broker may have delivered it again.
+        Whether the worker has had the message so long that the broker may have delivered it again.
 
-        Then the second delivery may have come and gone elsewhere before this, the first, begins.
+        Then another worker may have run the second delivery before this first one begins.
         """
         received_at = self.received.received_at
         if received_at is None or not self.task.acks_late:
@@ -111,13 +111,13 @@ class Invocation:
 
     @property
     def retained(self) -> bool:
-        """Whether the store is to retain the message until the task has ended."""
-        # With early acknowledgement Celery lets a task end with its process, and so do we.
+        """Whether the store must retain the message until the task has ended."""
+        # With early acknowledgement a task is lost with its process, in Celery and here.
         return self.received.pushed and bool(self.task.acks_late)
 
     @property
     def waiting_since(self) -> float:
-        """When it first found its key taken, in seconds since the epoch: now, if it has not."""
+        """When it first found its key taken, in seconds since the epoch; now, if it never did."""
         return self.header.since or time.time()
 
     def is_second_delivery(self, reply: Reply) -> bool:
@@ -126,9 +126,9 @@ class Invocation:
 
     def is_held_by_an_earlier_attempt(self, key: str, reply: Reply) -> bool:
         """
-        Whether the attempt that sent this one as its retry has the key, or keeps it for it.
+        Whether the key is held by, or kept for this one by, the attempt of which this is the retry.
 
-        Or the task that this one replaces, which is about to end.
+        Also true for the task that this one replaces, which is about to end.
         """
         nesting = self.request.replaced_task_nesting or 0
         if not (self.execution_id and (self.request.retries or nesting)):
@@ -139,13 +139,13 @@ class Invocation:
         if any(is_own(reply.holder_run, each) for each in own):
             return True
         try:
-            now = self.store.inspect(key, LOOK_TIMEOUT)  # the reply tells one, perhaps of before
+            now = self.store.inspect(key, LOOK_TIMEOUT)  # the reply has one, perhaps former, holder
         except StoreError:
             return False
         return any(is_own(run, each) for run in now.runs for each in own)
 
     def new_hold(self, key: Key) -> Hold:
-        """Return a hold on *key*, not acquired yet."""
+        """Return a hold on *key* that is not acquired yet."""
         hold = Hold(
             self.store,
             key,
@@ -160,11 +160,11 @@ class Invocation:
         if self.has_message:
             received = self.received
             hold.arrival = received.arrival or 0
-            if received.destination:  # only of a worker with a channel
+            if received.destination:  # only for a worker with a channel
                 hold.own_channel = OwnChannel(received.delivery_address, received.destination)
         return hold
 
     def seal(self, header: LockHeader) -> bytes:
-        """Return its message to be parked as *header* says, signed if there is a secret."""
+        """Return its message as an envelope with *header*, signed if there is a secret."""
         trust = Runtime.of(self.task.app).trust
         return trust.sign(header.parked_at, header.run, seal(self.request, header))

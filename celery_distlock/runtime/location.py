@@ -1,4 +1,4 @@
-"""Where the locks are if `distlock_url` is not set: where broker or results are, if a Redis is."""
+"""Derives the lock store's URL from the broker's or result backend's, without `distlock_url`."""
 
 import logging
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _OVER_TLS = {"redis": "rediss", "sentinel": "sentinels", "redis+cluster": "redis
 
 
 class StoreLocation(NamedTuple):
-    """Where a store is: a URL, and the options that are given besides it."""
+    """The URL of a store, and options that are given in addition."""
 
     url: str
     options: dict[str, str]
@@ -33,10 +33,10 @@ class StoreLocation(NamedTuple):
 
 def derive_store_location(conf: Any) -> StoreLocation:
     """
-    Return where the Redis is that *conf*, an app's configuration, names for something else.
+    Return the location of the Redis that *conf*, an app's configuration, uses as broker or backend.
 
-    What its transport options say of sentinels, and its TLS options of certificates, are its
-    options. What its URL says to Celery alone, such as a time limit, is not.
+    Its options include the sentinels of its transport options and the certificates of its TLS
+    options. Options of the URL that only concern Celery, such as a time limit, are left out.
 
     Raises:
         ConfigurationError: Neither the broker nor the result backend is a Redis.
@@ -58,7 +58,7 @@ def derive_store_location(conf: Any) -> StoreLocation:
             bare, own = _for_locks(urls[0])
             if tls or any(name.startswith("ssl_") for name in own):  # as kombu has it
                 bare = f"{_OVER_TLS.get(scheme, scheme)}{bare.removeprefix(scheme)}"
-            # Several are the broker's stand-ins for one another, but all the sentinels are asked.
+            # Several URLs are the broker's failover list; of sentinels all are used.
             others = urls[1:] if scheme == "sentinel" else ()
             url = ";".join([bare, *map(_host_alone, others)])
             named = {**_tls_options(tls), **_sentinels_options(scheme, options or {}, own), **own}
@@ -70,7 +70,7 @@ def derive_store_location(conf: Any) -> StoreLocation:
 
 
 def _as_text(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return *options* as a URL has them; those that are None or empty are left out."""
+    """Return *options* as texts for a URL, without those that are None or empty."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()
@@ -84,7 +84,7 @@ def _host_alone(url: str) -> str:
 
 
 def _for_locks(url: str) -> tuple[str, dict[str, str]]:
-    """Return *url* without its options, and those of them that are not for Celery alone."""
+    """Return *url* without its options, and those options that concern the lock store."""
     from celery_distlock.stores.redis.urls import (
         OPTIONS,  # imports redis-py, which not every store needs
     )
@@ -127,15 +127,15 @@ def _sentinels_options(
     }
 
 
-_filter = utils.filter_hidden_settings  # what Celery shows of any app's settings goes through it
+_filter = utils.filter_hidden_settings  # Celery passes all settings that it shows through it
 
 
 def mask_urls() -> None:
     """
-    Let Celery show ``distlock_url`` without its passwords, with any namespace before the name.
+    Make Celery hide passwords in ``distlock_url``, with any namespace before the name.
 
-    Celery masks its own URLs only, and settings whose names sound secret. For all apps: what they
-    show must not depend on whether one was installed, or its tasks declared, before it is asked.
+    Celery masks only its own URLs, and settings whose names sound secret. This applies to all apps:
+    the output must not depend on whether an app was installed, or its tasks declared, before.
     """
     utils.filter_hidden_settings = _masked
 

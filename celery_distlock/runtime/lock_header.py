@@ -1,4 +1,4 @@
-"""What a message says of its way so far because of its lock: the header ``distlock``."""
+"""The message header ``distlock``: the history of a message that waited for its lock."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,32 +7,32 @@ from celery_distlock.stores.identities import ExecutionId, task_id_of
 
 __all__ = ["ADDRESSEE", "HEADER", "LockHeader", "addressee_of", "execution_id", "without_ours"]
 
-HEADER = "distlock"  # the one header of ours
-# Beside them in the header, of one sending alone: the queue whose copy is the only one to count.
+HEADER = "distlock"  # our only header
+# An extra field of that header, for one sending: the only queue whose copy of the message counts.
 ADDRESSEE = "addressee"
 
 
 class LockHeader(NamedTuple):
     """
-    What has happened to a message because of its lock; its header ``distlock``.
+    The history of a message that waited for its lock; sent as the header ``distlock``.
 
     Attributes:
-        woken: It was parked, and now it is its turn.
+        woken: It was parked, and its key is reserved for it now.
         run: The execution id under which it was parked.
         parked_at: The slot name of the key at which it was parked.
         names: The slot names of all keys that are reserved for it, if it needs several.
-        attempts: How often it was sent again by countdown because its key was taken.
-        outages: How often it was sent again since the store last answered.
-        requeues: How often it was requeued because the task failed.
-        postponed: How often the task has postponed itself, or gone on at other keys than those at
-            which it was parked.
-        returned: It had its key before and came back without an end; or its broker says that it was
-            delivered before.
-        since: When it first found its key taken, in seconds since the epoch; 0: it has not.
-        sent: It has gone through the store as it was sent, and has not found its key taken since.
-        deaths: How often a consumer has rejected it to a dead letter exchange of RabbitMQ's, from
-            which it came back. The broker says that in a header of its own, which it takes from
-            nobody else from version 4.0.1 on: it begins anew when the message is sent again.
+        attempts: Number of times that it was sent again by countdown because its key was taken.
+        outages: Number of times that it was sent again since the store last answered.
+        requeues: Number of times that it was requeued because the task failed.
+        postponed: Number of times that the task postponed itself, or continued at other keys than
+            those at which it was parked.
+        returned: It held its key before and came back without an end; or its broker reports an
+            earlier delivery.
+        since: When it first found its key taken, in seconds since the epoch; 0: never.
+        sent: It was sent through the store, and has not found its key taken since.
+        deaths: Number of times that a consumer rejected it to a RabbitMQ dead letter exchange from
+            which it came back. RabbitMQ has a header for that, but from version 4.0.1 on it ignores
+            the value that a publisher sends: its count restarts when the message is sent again.
     """
 
     woken: bool = False
@@ -50,8 +50,8 @@ class LockHeader(NamedTuple):
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
-        """Read it from a message's headers; that of another message counts for nothing."""
-        if HEADER not in headers and "x-death" not in headers:  # as most messages
+        """Read it from a message's headers; the header of another message is ignored."""
+        if HEADER not in headers and "x-death" not in headers:  # most messages
             return _NOTHING
         values, deaths = _values_of(headers), _deaths(headers.get("x-death"))
         if values is None:
@@ -72,19 +72,19 @@ class LockHeader(NamedTuple):
         )
 
     def of_next(self, **changes: Any) -> "LockHeader":
-        """Return what counts for the next execution, too: how often it was put back."""
+        """Return the header for the next execution, which keeps the number of requeues."""
         kept = LockHeader(requeues=self.requeues, postponed=self.postponed, deaths=self.deaths)
         return kept._replace(**changes)
 
     def parked(self, names: Sequence[str], run: str, **changes: Any) -> "LockHeader":
-        """Return what the message says when it is woken that is parked as *run* at these keys."""
+        """Return the header of the message once it is woken, if parked as *run* at these keys."""
         all_names = tuple(names) if len(names) > 1 else ()
         changes = {"run": run, "parked_at": names[0], "names": all_names, **changes}
         return self._replace(woken=True, **changes)
 
     @property
     def number(self) -> int:
-        """How often it was put back, or has come back, as its execution's id tells."""
+        """Number of requeues and returns, which is part of its execution's id."""
         return self.requeues + self.postponed + self.deaths
 
     @property
@@ -93,7 +93,7 @@ class LockHeader(NamedTuple):
         return self.names or (self.parked_at,)
 
     def to_header(self, headers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the header of the message with these other *headers*, which it names."""
+        """Return the header's value, which names its message by these other *headers*."""
         message = {"id": headers.get("id"), "retries": headers.get("retries") or 0}
         return {**self._asdict(), **message}
 
@@ -103,10 +103,10 @@ _NOTHING = LockHeader()
 
 def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """
-    Return what the header says; None: there is none, or it is not for this message.
+    Return the header's fields; None: there is no header, or it is another message's.
 
-    A task may hand all the headers of its message on to another call. One that was parked by code
-    before 0.1.0 names its message by its run alone.
+    A task may pass all headers of its message on to another call. A header that was written by code
+    before 0.1.0 names its message by its run only.
     """
     values = headers.get(HEADER)
     if not isinstance(values, Mapping) or values.get("retries") != (headers.get("retries") or 0):
@@ -115,9 +115,10 @@ def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return values if {*named, ""} <= {str(headers.get("id")), ""} else None
 
 
-def _deaths(told: Any) -> int:
-    """Return how often a message was rejected, as RabbitMQ tells of each queue and reason."""
-    entries = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
+def _deaths(given: Any) -> int:
+    """Return how often a message was rejected, by RabbitMQ's entries per queue and reason."""
+    known = given if isinstance(given, list) else []
+    entries = [each for each in known if isinstance(each, Mapping)]
     return sum(_whole(each.get("count")) for each in entries if each.get("reason") == "rejected")
 
 
@@ -135,22 +136,22 @@ def _number(value: Any) -> float:
 
 
 def without_ours(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *headers* as their sender knows them."""
+    """Return *headers* without ours."""
     return {name: value for name, value in headers.items() if name != HEADER}
 
 
 def addressee_of(headers: Mapping[str, Any]) -> str:
-    """Return the queue that a message is for, of all that get a copy of it; empty: for each."""
+    """Return the only queue whose copy of a message counts; empty: each copy counts."""
     values = _values_of(headers)
-    # One that is dead has left that queue.
+    # A dead-lettered message has left that queue.
     return "" if values is None or "x-death" in headers else str(values.get(ADDRESSEE) or "")
 
 
 def execution_id(headers: Mapping[str, Any], lock_header: LockHeader | None = None) -> str:
     """
-    Return the id of the execution that a message with these *headers* is for.
+    Return the execution id of a message with these *headers*.
 
-    *lock_header*: that of the message, if it is not among them.
+    Pass *lock_header* if the header ``distlock`` is not among them.
     """
     header = LockHeader.of(headers) if lock_header is None else lock_header
     retries, nesting = headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0

@@ -1,8 +1,9 @@
 """
-A task's message as it was received, and back: what is parked is this, and what is sent again.
+Converts a received message to an envelope, which is parked or sent again, and back.
 
 Celery's own ways of sending a task again (``retry``, ``signature_from_request``) change it: they
-count a retry, drop the compression, and lose routing. This keeps everything but the delivery tag.
+count a retry, drop the compression, and lose routing. An envelope keeps everything but the delivery
+tag.
 """
 
 import base64
@@ -44,8 +45,8 @@ __all__ = [
     "without_deaths",
 ]
 
-# Of `kombu.Producer.publish`: a property of such a name would say how it is sent. Named here and
-# not read from its signature, for agents that monitor an app replace that function.
+# Options of `kombu.Producer.publish`, which no property may be named like. Listed here because
+# monitoring agents replace that function, so its signature cannot be read.
 _OPTIONS = frozenset(
     {
         *("self", "body", "routing_key", "delivery_mode", "mandatory", "immediate", "priority"),
@@ -61,28 +62,28 @@ _NOT_PROPERTIES = frozenset(
     {
         *("delivery_info", "delivery_tag", "body_encoding", PROPERTY),
         *("content_type", "content_encoding", "application_headers"),  # AMQP has them among these
-        # What SQS was told of one sending: it takes no second message of such an id in five
-        # minutes, without a word, and would delay again what has come.
+        # SQS options of one sending: SQS silently drops a second message with the same id within
+        # five minutes, and would delay a received message again.
         *("MessageDeduplicationId", "DelaySeconds", "delay_seconds"),
     }
 )
 
 _OF_DEATHS = ("exchange", "queue", "reason")
-# What RabbitMQ says of the way to a dead letter exchange; `LockHeader.deaths` keeps how often.
+# RabbitMQ's history of dead-lettering; `LockHeader.deaths` keeps the count.
 _DEATHS = frozenset(
     {"x-death", *(f"x-{which}-death-{what}" for which in ("first", "last") for what in _OF_DEATHS)}
 )
 
 
 class MalformedError(ValueError):
-    """An envelope cannot be sent: it is spoilt."""
+    """An envelope is not a valid message, so it cannot be sent."""
 
 
 def seal(request: Any, lock_header: LockHeader) -> bytes:
     """
-    Return the message that *request* came with, and *lock_header* in its header.
+    Return the message of *request* as an envelope, with *lock_header* in its headers.
 
-    Its content type, its body and its headers come from the worker's main process, see
+    Content type, body and headers come from the worker's main process, see
     :mod:`celery_distlock.worker.request`.
     """
     properties = dict(request.properties or {})
@@ -102,7 +103,7 @@ def seal(request: Any, lock_header: LockHeader) -> bytes:
 
 
 def arguments_that_came(request: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of *request*, whatever the task's body has made of them."""
+    """Return the arguments of *request* as received, before the task's body changed them."""
     received = Received.of(request)
     if received.body is None:
         return request.args or (), request.kwargs or {}
@@ -112,14 +113,14 @@ def arguments_that_came(request: Any) -> tuple[Sequence[Any], Mapping[str, Any]]
 
 
 def seal_message(message: Message, lock_header: LockHeader) -> bytes:
-    """Return *message* as it was received by a worker, and *lock_header* in its header."""
+    """Return *message*, received by a worker, as an envelope with *lock_header* in its headers."""
     content: Any = message.content_type, message.content_encoding, message.body
     properties, delivery = message.properties or {}, message.delivery_info or {}
     return _sealed(dict(message.headers), properties, content, delivery, lock_header)
 
 
 class Content(NamedTuple):
-    """A body that is serialized."""
+    """A serialized body, with its content type and encoding."""
 
     kind: str
     encoding: str
@@ -128,12 +129,12 @@ class Content(NamedTuple):
 
 def seal_call(content: Content, how: Mapping[str, Any], lock_header: LockHeader) -> bytes:
     """
-    Return the message that a producer would publish, and *lock_header* in its header.
+    Return the message that a producer would publish, with *lock_header* in its headers.
 
     Args:
         content: Its body.
         how: The other arguments of `kombu.Producer.publish`.
-        lock_header: See there.
+        lock_header: See `LockHeader`.
     """
     headers, exchange = dict(how["headers"]), how.get("exchange") or ""
     properties = {name: value for name, value in how.items() if name not in _OPTIONS}
@@ -171,7 +172,7 @@ def _sealed(
         },
         "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
         "content_type": content_type,
-        "content_encoding": content_encoding or "utf-8",  # as kombu reads what does not say
+        "content_encoding": content_encoding or "utf-8",  # kombu's default
         "body": base64.b64encode(raw).decode(),
         "text": text,
         "exchange": delivery.get("exchange") or "",
@@ -181,24 +182,24 @@ def _sealed(
 
 
 def without_deaths(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *headers* but for what `LockHeader.deaths` tells instead."""
+    """Return *headers* without RabbitMQ's dead-letter history, which `LockHeader.deaths` counts."""
     return {name: value for name, value in headers.items() if name not in _DEATHS}
 
 
 def destination_of(exchange: str, routing_key: str) -> str:
-    """Return in one text where a message is sent."""
+    """Return an exchange and a routing key as one text."""
     return f"{exchange} {routing_key}"
 
 
 def with_eta(envelope: bytes, delay: float) -> bytes:
-    """Return *envelope* to be executed in *delay* seconds."""
+    """Return *envelope* with an ETA in *delay* seconds."""
     message = loads(envelope)
     message["headers"]["eta"] = when(delay)
     return dumps(message).encode()
 
 
 def addressed(envelope: bytes, queue: str) -> bytes:
-    """Return *envelope* for *queue* alone, though others get a copy of it."""
+    """Return *envelope* addressed to *queue*: consumers of other queues drop their copies."""
     message = loads(envelope)
     message["headers"][HEADER][ADDRESSEE] = queue
     return dumps(message).encode()
@@ -209,11 +210,11 @@ def to_message(app: Celery, message: Mapping[str, Any], *, returned: bool = Fals
     Return the message that a worker would receive, without a broker behind it.
 
     Args:
-        app: Says what content it accepts.
-        message: An envelope, decoded.
-        returned: As in `LockHeader`.
+        app: The app whose accepted content types apply.
+        message: A decoded envelope.
+        returned: See `LockHeader`.
     """
-    # A parked body is not compressed any more, whatever the header says; kombu would believe it.
+    # A parked body is not compressed, although the header may claim that; kombu would trust it.
     headers = _headers(message, returned)
     compression = headers.pop("compression", None)
     made = Message(
@@ -247,7 +248,7 @@ def _accepted(content: tuple[str, ...]) -> Any:
 
 
 def _headers(message: Mapping[str, Any], returned: bool) -> dict[str, Any]:
-    """Return the headers of an envelope, and that it is *returned* among them."""
+    """Return the headers of an envelope, with `LockHeader.returned` set if *returned*."""
     headers = dict(message["headers"])
     if returned and isinstance(way := headers.get(HEADER), Mapping):
         headers[HEADER] = {**way, "returned": True}
@@ -259,7 +260,7 @@ def publishing_of(envelope: bytes, *, returned: bool) -> dict[str, Any]:
     Return the arguments to publish *envelope*.
 
     Raises:
-        MalformedError: It is spoilt.
+        MalformedError: The envelope is not a valid message.
     """
     try:
         return _build(loads(envelope), returned)
@@ -268,7 +269,7 @@ def publishing_of(envelope: bytes, *, returned: bool) -> dict[str, Any]:
 
 
 def _build(message: Mapping[str, Any], returned: bool) -> dict[str, Any]:
-    """Return the arguments to publish *message*; raise anything at all if that is impossible."""
+    """Return the arguments to publish *message*; raise any exception if it is malformed."""
     headers, properties = _headers(message, returned), dict(message["properties"])
     expiration = properties.pop("expiration", None)
     built = {
@@ -315,7 +316,7 @@ def when(delay: float) -> str:
 
 
 def seconds_until(at: Any) -> float:
-    """Return the seconds until a time, as `seconds_left`, or so many seconds; 0 if it is over."""
+    """Return the seconds until *at*: a time as for `seconds_left`, or seconds; at least 0."""
     if at and isinstance(at, str | datetime.date):
         at = seconds_left(at)
     return max(0.0, float(at or 0))
@@ -323,9 +324,9 @@ def seconds_until(at: Any) -> float:
 
 def seconds_left(at: Any) -> float:
     """
-    Return the seconds until a time, or a date or text that is one; negative if it is over.
+    Return the seconds until a datetime, date or ISO 8601 text; negative if it has passed.
 
-    Celery takes a time without a zone as UTC, whatever the app's is.
+    Like Celery, treats a time without a time zone as UTC, not as the app's time zone.
     """
     aware: Any = maybe_make_aware(maybe_iso8601(_with_time(at)))  # type: ignore[arg-type]
     left: datetime.timedelta = aware - datetime.datetime.now(datetime.UTC)
@@ -333,6 +334,6 @@ def seconds_left(at: Any) -> float:
 
 
 def _with_time(at: Any) -> Any:
-    """Return a date as Celery sends it, which is taken for its midnight, and all else as it is."""
+    """Return a date as the text that Celery sends, meaning midnight; anything else unchanged."""
     is_date = isinstance(at, datetime.date) and not isinstance(at, datetime.datetime)
     return at.isoformat() if is_date else at

@@ -1,4 +1,4 @@
-"""How messages are sent by the broker, what that says, and how the store learns of it."""
+"""Publishing parked messages to the broker, and reporting to the store that this was done."""
 
 import logging
 import os
@@ -37,18 +37,18 @@ def publish(
     delay: float = 0.0,
 ) -> None:
     """
-    Send *envelope* to the queue that it came from.
+    Publish *envelope* to the queue that it came from.
 
     Args:
         app: The app.
-        envelope: The envelope.
-        returned: As in `LockHeader`.
-        exchange_type: As in `Received`.
+        envelope: A parked message.
+        returned: See `LockHeader`.
+        exchange_type: See `Received`.
         delay: Seconds until its ETA.
 
     Raises:
-        MalformedError: It cannot be sent: it is spoilt.
-        kombu.exceptions.OperationalError: The broker does not take it, by the app's retry policy.
+        MalformedError: The envelope is not a valid message.
+        kombu.exceptions.OperationalError: The broker did not accept it within the app's retries.
     """
     built = publishing_of(envelope, returned=returned)
     exchange = built["exchange"]
@@ -69,30 +69,30 @@ def publish(
             )
         except OperationalError:
             raise
-        except broker_errors(producer.connection) as error:  # as they come without retries
+        except broker_errors(producer.connection) as error:  # not wrapped without retries
             raise OperationalError(str(error)) from error
 
 
 def broker_errors(connection: Any) -> tuple[type[Exception], ...]:
-    """Return what is raised where the broker of *connection* does not take a message."""
+    """Return the errors that mean that the broker of *connection* did not accept a message."""
     if connection is None:  # its producer's channel was closed
         return (OperationalError,)
     return (
         OperationalError,
         *connection.connection_errors,
         *connection.channel_errors,
-        *connection.recoverable_connection_errors,  # here amqp has that it was refused
+        *connection.recoverable_connection_errors,  # amqp: the message was refused
         *connection.recoverable_channel_errors,
     )
 
 
 def is_refusal(error: OperationalError) -> bool:
-    """Whether the broker is there, and says that it does not take the message."""
+    """Whether the broker answered, and refused the message."""
     return isinstance(error.__cause__, (MessageNacked, ChannelError))
 
 
 def broker_reason(error: BaseException) -> str:
-    """Return what the broker, or the way to it, has said; some of these errors have no text."""
+    """Return the type and text of a broker's or connection's error; some have no text."""
     cause = (isinstance(error, OperationalError) and error.__cause__) or error
     return ": ".join(filter(None, (type(cause).__name__, str(cause))))
 
@@ -101,10 +101,10 @@ def _leave_with_broker(
     app: Celery, built: dict[str, Any], exchange_type: str, delay: float
 ) -> None:
     """
-    Have RabbitMQ keep a message until its ETA, where a quorum queue is, as Celery does with calls.
+    Let RabbitMQ hold a message until its ETA, for quorum queues, as Celery does with calls.
 
-    Beside what a worker holds until its ETA it fetches no more of such queues. Celery's workers
-    declare all that this needs; not for direct exchanges.
+    A message that a worker holds until its ETA uses up its prefetch of such a queue. Celery's
+    workers declare the exchanges that this needs. Direct exchanges are not supported.
     """
     exchange, routing_key = built["exchange"], built["routing_key"]
     was_kept = exchange.endswith(CELERY_DELAYED_DELIVERY_EXCHANGE)
@@ -122,28 +122,28 @@ def _has_quorum_queues(app: Celery) -> bool:
 
 
 def _needed_of(queue: Any) -> Any:
-    """Return what there has to be so that *queue* gets what is sent."""
-    # A broadcast's queue is one of each process. Nobody would take from one that a sender has made.
+    """Return what must be declared so that *queue* receives the message."""
+    # Each process has its own queue of a broadcast: one declared here would have no consumer.
     return queue.exchange if isinstance(queue, Broadcast) else queue
 
 
 def _make_known(channel: Any, exchange: str, exchange_type: str) -> None:
-    """Let kombu know an exchange where it delivers messages itself; a broker knows its own."""
+    """Declare an exchange to a virtual transport of kombu; other brokers know their own."""
     if isinstance(channel, virtual.Channel) and exchange not in (channel.state.exchanges or ()):
-        # Durable as kombu's are by default: it refuses one who declares it otherwise than before.
+        # Durable, as kombu's default: it refuses to declare an exchange twice differently.
         channel.exchange_declare(exchange, exchange_type, durable=True)
 
 
 logger = logging.getLogger(__name__)
 
-PAUSE = 0.2  # seconds in which there may be another request; in ten times that a sweep sends again
+PAUSE = 0.2  # seconds to collect more runs; a sweep would send them again after ten times that
 
 
 class Published:
     """
-    What was published and *store* does not know yet.
+    Runs that were published, and not yet reported to *store*.
 
-    What a process that dies has not told is sent again, and recognised as a second delivery.
+    If the process dies before the report, a run is sent again and recognised as a second delivery.
     """
 
     def __init__(self, store: QueueStore) -> None:
@@ -154,25 +154,25 @@ class Published:
         self._comes = False
 
     def note(self, wake: WokenTask) -> None:
-        """Have it told soon."""
-        if self._process != os.getpid():  # what waited when it was forked, the parent tells
+        """Queue *wake* for the next report to the store, within 0.2 s."""
+        if self._process != os.getpid():  # the parent reports what was queued before the fork
             self._waiting, self._comes, self._process = [], False, os.getpid()
         self._waiting.append(wake)
         if not self._comes:
             self._comes = True
-            self._notifier.submit(self._tell)
+            self._notifier.submit(self._report)
 
     def take(self) -> list[WokenTask]:
-        """Return what is to be told, for the caller to tell."""
+        """Remove and return the runs to report; the caller must report them."""
         if not self._waiting or self._process != os.getpid():
             return []
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         time.sleep(PAUSE)
         self._comes = False
         try:
             self._store.parking.mark_all_published(self.take())
         except StoreError as error:
-            logger.debug("that messages are with the broker was not noted: %s", error)
+            logger.debug("published messages were not reported to the lock store: %s", error)

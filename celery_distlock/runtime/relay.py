@@ -3,11 +3,11 @@ Sends a woken task straight to a worker, ahead of what waits in the broker's que
 
 Its key is reserved and idle until it runs. So it is pushed to the delivery channel of a live worker
 that consumes its broker queue. A task that releases a key pushes to its own worker, where a slot is
-about to be free. All others (web code, sweeps) push to a worker with free slots, and so does a task
-whose own worker does not take it. If none takes it, it is sent by the broker.
+about to be free. Other processes (web code, sweeps) push to a worker with free slots, and so does a
+task whose own worker does not accept it. If no worker accepts it, it is sent by the broker.
 
 A call that was sent through the store has not waited in the broker's queue. Where no slot is free
-for it, it does that now: thousands may be due at once, and workers get no more than they ask for.
+for it, it waits there now: thousands may be due at once, and workers fetch only what they can run.
 """
 
 import collections
@@ -33,22 +33,22 @@ __all__ = ["Relay", "by_room"]
 logger = logging.getLogger(__name__)
 
 MOST_TRIED = 3  # delivery channels that turn out to be closed, before the broker is used
-COUNTED_FOR = 1.5  # seconds until a worker's free slots are known without what was pushed to it
+COUNTED_FOR = 1.5  # seconds until a worker's registered free slots reflect a push
 
 
 class Relay:
-    """See the module. One for each app."""
+    """Pushes the woken tasks of one app to workers."""
 
     def __init__(self, app: Celery, store: Callable[[], Store]) -> None:
         self._app = app
         self._store = store
-        # Where the worker takes woken tasks whose task this process runs, or has run last.
+        # Delivery channel of the worker whose task this process runs, or ran last.
         self.own_address = ""
         self._pushed: collections.deque[tuple[float, str]] = collections.deque()  # when, and where
 
     def push(self, woken: WokenTask, message: Mapping[str, Any]) -> bool:
         """
-        Push a woken task to a worker; false: none took it, so it is for the broker.
+        Push a woken task to a worker; return false if none accepted it, so the broker must send it.
 
         Args:
             woken: The task.
@@ -74,14 +74,14 @@ class Relay:
             return False
 
     def _has_room(self, peer: PeerChannel) -> bool:
-        """Whether *peer* has more free slots than this process has just pushed tasks there."""
+        """Whether *peer* has more free slots than tasks that this process just pushed to it."""
         while self._pushed and clock.monotonic() > self._pushed[0][0] + COUNTED_FOR:
             self._pushed.popleft()
         return peer.free > sum(address == peer.address for _, address in self._pushed)
 
 
 def by_room(peers: Iterable[PeerChannel]) -> list[PeerChannel]:
-    """Return *peers* in random order: more free slots, sooner; those without any come last."""
+    """Return *peers* in random order, weighted by free slots; those without any come last."""
 
     def draw(peer: PeerChannel) -> tuple[bool, float]:
         return not peer.free, -math.log(1.0 - clock.jitter(0.0, 1.0)) / (peer.free or 1)

@@ -1,11 +1,11 @@
 """
-What is set right around executions that do not go the usual way.
+Cleanup around executions that leave the usual path.
 
 - Runs that were parked at a key which their task no longer has, as after a deploy. Workers of both
-  releases may have been given the message of one. So it runs under the key at which it was parked,
-  as every delivery of it does, and under the keys of this release inside that.
-- Keys that are reserved for a run which does not come for them.
-- What a task still holds when it has ended, and runs whose results are stored by then.
+  releases may receive the message of such a run. So it runs under the key at which it was parked,
+  like every delivery of it, and inside that under the keys of this release.
+- Keys that are reserved for a run that does not claim them.
+- Keys that a task still holds when it has ended, and runs whose results are stored by then.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from .requeueing import drop, drop_at
 
 __all__ = ["at_former_key", "drop_reservations"]
 
-# Of a task; any other state is that of a process that ends, and says nothing.
+# Final states of a task; any other state comes from a process that is ending, and proves nothing.
 _ENDS = frozenset(
     {states.SUCCESS, states.FAILURE, states.IGNORED, states.RETRY, states.REJECTED, states.REVOKED}
 )
@@ -48,9 +48,9 @@ def at_former_key(
     task: Task, runtime: Runtime, plan: Plan | None, keys: tuple[Key, ...]
 ) -> Execution | None:
     """
-    Return the execution under the key at which a woken run was parked, if that is none of *keys*.
+    Return the execution under the key at which a woken run was parked, unless it is one of *keys*.
 
-    The other keys that are reserved for the run, and are none of *keys*, are freed.
+    Frees the other keys that are reserved for the run and are not among *keys*.
     """
     if not is_woken(task):
         return None
@@ -68,7 +68,7 @@ def at_former_key(
 
 
 def _key_as_parked(store: Store, name: str, run: str) -> Key:
-    """Return the key of slot name *name*, with as much of it as *run* wants there."""
+    """Return the key with slot name *name*, with the units and mode that *run* asked for."""
     text = key_of(name)
     try:
         parked = QueueStore.of(store).parking.parked(text, run)
@@ -79,16 +79,16 @@ def _key_as_parked(store: Store, name: str, run: str) -> Key:
 
 def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> None:
     """
-    Free the keys that are reserved for a woken task and that are none of its *keys*.
+    Free the keys that are reserved for a woken task and are not among its *keys*.
 
-    Its key function may return others than when it was parked, or may have failed.
+    Its key function may return other keys than when it was parked, or may have failed.
     """
     if not is_woken(task):
         return
     header = Received.of(task.request).header
     former = set(header.places).difference(slot_name(key.template) for key in keys)
-    # A run that goes on at some of its keys has not ended at the others, to which it may come back;
-    # nor has one that is acknowledged late: its message comes here again if its process dies.
+    # A run that keeps some of its keys has not ended at the others: it may come back to them. Nor
+    # has one with late acknowledgement: its message is delivered again if its process dies.
     ends = former.issuperset(header.places) and not task.acks_late
     drop_at(runtime.store, former, header.run, mark=ends)
 
@@ -100,11 +100,11 @@ def is_woken(task: Task) -> bool:
 
 def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) -> None:
     """
-    After a task: release what it still holds, and tell the store that its end is known.
+    After a task: release what it still holds, and report to the store that the run is over.
 
-    A time limit's exception can strike between any two instructions, also between a task's last
-    one and its release. The result is stored and the links are sent by now, so that a second
-    delivery has nothing left to do; until now it had.
+    A time limit's exception can be raised between any two instructions, also between a task's last
+    one and its release. By now the result is stored and the links are sent, so a second delivery
+    has nothing left to do; before this point it had.
     """
     if sender.request.is_eager:
         return
@@ -112,7 +112,7 @@ def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) ->
     for execution in reversed(running.stack[:]):
         execution.release()
     for hold, around in running.take_unsettled():
-        # Celery comes here with a SystemExit, too, say of SIGTERM: then nothing is known.
+        # Celery also comes here with a SystemExit, as after SIGTERM: then the end is not known.
         if sys.exc_info()[1] is around:
             _settle(hold)
     running.unlocked = ()
@@ -122,10 +122,10 @@ def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) ->
 
 def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
     """
-    Tell the store that a run is over which never came to `LockedTask.__call__`.
+    Report to the store that a run is over which never reached `LockedTask.__call__`.
 
-    It has failed before, or the ``__call__`` of another class has run the body instead: then it
-    would be sent again for ever, and its key would be kept for it.
+    It failed before, or the ``__call__`` of another class ran the body instead. Otherwise it would
+    be sent again for ever, and its key would stay reserved for it.
     """
     runtime = Runtime.known(task.app)
     plan = runtime.plans.get(str(task.name)) if runtime is not None else None
@@ -135,7 +135,7 @@ def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
         return  # it runs again
     drop_reservations(task, runtime, ())
     if plan.settings.hold_on_retry and task.request.retries:
-        _free_what_was_kept(task, runtime, plan, ended)
+        _free_kept_keys(task, runtime, plan, ended)
     if state == states.SUCCESS and _wants_a_key(task, plan, ended):
         words = (
             "ran WITHOUT its lock: the __call__ of {of} does not call LockedTask's; have it return"
@@ -145,12 +145,12 @@ def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
         report.error(words, of=_class_with_call(task).__qualname__)
 
 
-def _free_what_was_kept(task: Task, runtime: Runtime, plan: Plan, ended: Mapping[str, Any]) -> None:
-    """Free the keys that the attempt before has left to this one, which did not come for them."""
+def _free_kept_keys(task: Task, runtime: Runtime, plan: Plan, ended: Mapping[str, Any]) -> None:
+    """Free the keys that the previous attempt kept for this one, which did not claim them."""
     run = execution_id(task.request.__dict__, Received.of(task.request).header)
     try:
         keys = plan.rule.keys(ended["args"], ended["kwargs"], receive_of_request(task))
-    except Exception:  # noqa: BLE001  # it has failed for that, perhaps, and said so
+    except Exception:  # noqa: BLE001  # the task has probably failed with this error already
         return
     for key in keys:
         with contextlib.suppress(StoreError):
@@ -169,12 +169,12 @@ def _class_with_call(task: Task) -> type[Any]:
 
 
 def _settle(hold: Hold) -> None:
-    """Tell the store that the run of *hold* is over; in the background if the store is away."""
+    """Report to the store that the run of *hold* is over; in the background if it is away."""
     try:
         settled = drop(hold.store, slot_name(hold.key), hold.run)
     except StoreError:
         settled = False
-    if not settled:  # the release itself may not have come to the store yet
+    if not settled:  # the release itself may not have reached the store yet
         release_later(hold.store, hold.release_request(Completion.YES_AND_MAY_COME_AGAIN))
 
 

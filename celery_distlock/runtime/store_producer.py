@@ -1,4 +1,4 @@
-"""A call that goes through the store, and the producer that gives it to the store for Celery."""
+"""A call that is sent through the store, and the Celery producer that hands it to the store."""
 
 import contextlib
 import logging
@@ -33,12 +33,13 @@ _NONE = Identity("")
 @dataclass(frozen=True, slots=True)
 class Call:
     """
-    One call, and where it goes.
+    One call, and where it is sent.
 
     Attributes:
-        delay: Seconds before which it is not to start.
-        must_go: It is sent whatever the rules say: a link, a retry, or with ``lock_unique=None``.
-        terms: The identity that it is to have.
+        delay: Seconds before which it must not start.
+        must_go: Send it even where its rules would not: a link, a retry, or a call with
+            ``lock_unique=None``.
+        terms: The identity that it asks for.
     """
 
     task: Task
@@ -54,8 +55,8 @@ class Call:
     def name(self) -> str:
         return slot_name(self.key.template)
 
-    def tell(self, signal: str, task_id: str) -> None:
-        """Tell receivers what has become of it."""
+    def notify(self, signal: str, task_id: str) -> None:
+        """Send *signal* to its receivers, with the key and *task_id*."""
         facts = {"key": self.key.template, "task_id": task_id}
         signals.send(signal, self.task, self.store, **facts)
 
@@ -67,7 +68,7 @@ class Call:
         identity: Identity | None,
         destination: str,
     ) -> Sent:
-        """Give the message to the store, and let in whom that lets in besides."""
+        """Hand the message to the store, and dispatch the waiting runs that this admits."""
         envelope = seal_call(content, how, header)
         signed = self.runtime.trust.sign(self.name, header.run, envelope)
         park_request = ParkRequest(signed, task=str(self.task.name), destination=destination)
@@ -90,23 +91,23 @@ logger = logging.getLogger(__name__)
 
 
 class ChangedError(Exception):
-    """Another run has the identity than was thought."""
+    """The identity belongs to another run than expected: it changed since it was read."""
 
 
 class StoreProducer:
     """
-    Gives the first message, a call's, to the store; in all else it is the *real* producer.
+    Hand the first message, the call's, to the store; otherwise act as the real producer.
 
-    That one is acquired when it is needed: a call that waits in the store needs none, and no
-    connection of the app's pool. It is released at the end of the ``with`` block.
+    The real producer is acquired only when it is needed: a call that waits in the store needs none,
+    and no connection from the app's pool. It is released at the end of the ``with`` block.
 
     Args:
-        call: What is sent.
-        identity: That of the call, if it has one.
-        producer: The real one, if the caller has given it.
-        connection: Whose producer it is, likewise.
-        store_is_away: The call goes to the broker.
-        number: As `LockHeader.number` of the run whose place it takes.
+        call: The call to send.
+        identity: The call's identity, if it has one.
+        producer: The real producer, if the caller passed one.
+        connection: The connection to make a producer of, if the caller passed one.
+        store_is_away: Send the call by the broker.
+        number: The `LockHeader.number` of the run that it replaces.
     """
 
     def __init__(
@@ -140,8 +141,8 @@ class StoreProducer:
 
     @property
     def _real(self) -> Any:
-        # No cached property: before Python 3.12 all of them share a mutex, and who has that would
-        # wait for the pool, whose producers may be held by who waits for the mutex.
+        # No cached property: before Python 3.12 all instances share its mutex. A thread that holds
+        # it would wait for the pool, whose producers may be held by threads that wait for it.
         if self._producer is None:
             found = self._call.task.app.producer_or_acquire(self._given)
             self._producer = self._acquired.enter_context(found)
@@ -149,18 +150,18 @@ class StoreProducer:
 
     @property
     def connection(self) -> Any:
-        """The real one's; before that is acquired, what stands for it."""
+        """The real producer's connection; before that is acquired, the pool's template for it."""
         if self._given is None and self._producer is None:
             return self._original
         return self._real.connection
 
     @property
     def _original(self) -> Any:
-        """What the pool makes its connections of, which is never opened."""
+        """The connection that the pool clones for its producers; never opened itself."""
         return self._call.task.app.amqp.producer_pool.connections.connection
 
     def revive(self, channel: Any) -> None:
-        """Have the real one begin anew; on its own connection if *channel* stands for it."""
+        """Revive the real producer, on its own connection if *channel* is the pool's template."""
         own = channel is self._original
         self._real.revive(self._real.connection if own else channel)
 
@@ -169,17 +170,17 @@ class StoreProducer:
 
     def publish(self, body: Any, **how: Any) -> Any:
         """
-        Send the call, or publish what comes after it, as an event about it.
+        Send the call, or publish a later message, such as an event about it.
 
         Raises:
-            ConfigurationError: The call has an identity, and `apply_async` has returned: what the
-                store was asked then may have changed.
+            ConfigurationError: The call has an identity, and `apply_async` has returned: the
+                store's answer may be outdated.
         """
         if not self._is_over:
             return self._publish_next(body, how)
         if self._is_sent:
-            # An event. Celery has its mutex for events here, and callers that have all producers of
-            # the pool may wait for that.
+            # An event. Celery holds its mutex for events here, and callers that hold all producers
+            # of the pool may wait for that mutex.
             return None
         if self._identity is not None:
             raise ConfigurationError(
@@ -207,9 +208,9 @@ class StoreProducer:
 
     def _acquire_for_event(self) -> None:
         """
-        Acquire the real one before Celery takes its mutex for events, as it does itself.
+        Acquire the real producer before Celery takes its mutex for events, as Celery itself does.
 
-        Those who have all the pool's producers may wait for that mutex.
+        Callers that hold all producers of the pool may wait for that mutex.
         """
         with contextlib.suppress(*broker_errors(self.connection)):  # the call is accepted
             self._real  # noqa: B018
@@ -223,18 +224,18 @@ class StoreProducer:
         exchange = str(getattr(exchange, "name", exchange))
         where, declared = (exchange, routing_key), how.get("declare") or ()
         if not call.runtime.trust.knows_route(str(call.task.name), *where, declared=declared):
-            return self._publish_in_time(content, how)  # nobody would wake it
-        by_broker = kept._replace(outages=1)  # so that it is not taken for a second call
+            return self._publish_in_time(content, how)  # no process would send it later
+        by_broker = kept._replace(outages=1)  # so that it is not treated as a second call
         if self._store_is_away:
             return self._publish_in_time(content, how, by_broker)
         try:
             sent = call.send(header, content, how, self._identity, destination_of(*where))
         except StoreUnavailableError as error:
             if self._identity is not None and self._identity.replaces == header.run:
-                raise  # by the broker it would be a second delivery of what it was to replace
+                raise  # sent by the broker, it would be a second delivery of the run it replaces
             rule = call.plan.unique
             raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
-            if raises and not call.must_go:  # else it fails itself, if the store is still away
+            if raises and not call.must_go:  # else the task fails, if the store is still away
                 raise
             logger.warning(
                 "%s[%s] is sent by the broker, the lock store is away: %s",
@@ -242,7 +243,7 @@ class StoreProducer:
                 headers["id"],
                 error,
             )
-            # The store may have it all the same: then the second one is recognised.
+            # The store may have it nevertheless: then the second delivery is recognised.
             return self._publish_in_time(content, how, by_broker)
         if sent is Sent.CHANGED:
             raise ChangedError
@@ -251,7 +252,7 @@ class StoreProducer:
         return None
 
     def _start(self, content: Content, how: Mapping[str, Any], header: LockHeader) -> None:
-        """Publish what may start; if that fails, the next sweep does."""
+        """Publish a call that may start now; if that fails, the next sweep publishes it."""
         call = self._call
         try:
             self._publish(content, how, header)
@@ -259,7 +260,7 @@ class StoreProducer:
             if not isinstance(error, broker_errors(self.connection)):
                 raise
             logger.warning(
-                "%s[%s] is accepted, and a worker sends it later, the broker does not take it: %s",
+                "%s[%s] is accepted and will be sent later by a worker, the broker refused it: %s",
                 call.task.name,
                 how["headers"]["id"],
                 broker_reason(error),
@@ -270,7 +271,7 @@ class StoreProducer:
     def _publish_in_time(
         self, content: Content, how: Mapping[str, Any], header: LockHeader | None = None
     ) -> Any:
-        """Publish it with the delay that the store would have kept."""
+        """Publish with an ETA, for the delay that the store would have applied."""
         delay = self._call.delay
         headers = {**how["headers"], "eta": when(delay)} if delay else how["headers"]
         return self._publish(content, {**how, "headers": headers}, header)

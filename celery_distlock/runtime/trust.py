@@ -1,19 +1,19 @@
 """
-Checks parked messages before they are sent or run: only those that the app may have parked itself.
+Checks that a parked message may come from this app, before it is sent or run.
 
-Others may write to the lock store, and a worker has rights that they lack: it sends to the broker
-by its own credentials, and runs what it receives. So a process sends or receives a parked message
-only if all of this is true:
+Other programs may write to the lock store. A worker has rights that they lack: it sends to the
+broker with its own credentials, and runs what it receives. So a process sends or receives a parked
+message only if all of this is true:
 
 - it is for a locked task that this process knows;
 - it goes to a queue of the app, see :meth:`Trust.knows_route`;
 - its content type is one that the app accepts;
 - with `distlock_secret`, it is signed. The signature is the last member of the envelope, a JSON
-  object. It covers the bytes before it, the key, and the execution id: copied to another key or
-  execution, an envelope is refused.
+  object. It covers the bytes before it, the key, and the execution id, so an envelope that is
+  copied to another key or execution is refused.
 
 All other messages stay in the store: another process may know them. A worker parks no message that
-it would not send itself, so no task of an app stays there for good.
+it would not send itself, so no task of an app stays there for ever.
 """
 
 import enum
@@ -44,23 +44,23 @@ __all__ = ["Reason", "RefusedError", "Trust", "is_signed", "is_signed_with", "si
 
 logger = logging.getLogger(__name__)
 
-MOST_LOGGED = 1000  # different refusals that are logged; a hostile store can make up any number
-MOST_SHOWN = 100  # characters of a name that may be anything
+MOST_LOGGED = 1000  # different refusals that are logged; a hostile store can invent any number
+MOST_SHOWN = 100  # characters of an untrusted name
 LONGEST_ROUTING_KEY = 255  # AMQP's limit
 
 
 class Reason(enum.Enum):
-    """Why what is parked is not sent."""
+    """Why a parked message is not sent."""
 
-    SIGNATURE = "it has no signature of distlock_secret"
-    MALFORMED = "it is no message"
+    SIGNATURE = "it is not signed with distlock_secret"
+    MALFORMED = "it is not a message"
     TASK = "its task is no locked task of this app"
     CONTENT = "accept_content does not have its content type"
     ROUTE = "this process knows no such queue"
 
 
 class RefusedError(Exception):
-    """This process may not send or run a parked message; says why."""
+    """This process may not send or run a parked message, for *reason*."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
@@ -69,7 +69,7 @@ class RefusedError(Exception):
 
 
 class Trust:
-    """See the module. One for each app."""
+    """Checks and signs the parked messages of one app."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class Trust:
 
         Args:
             woken: The parked task.
-            anywhere: It is only to be read, so it does not matter where it would be sent.
+            anywhere: Do not check the destination, because the message is only read.
 
         Raises:
-            RefusedError: This process may not.
+            RefusedError: This process may not send it.
         """
         signed = self._check_signature(woken)
         try:
@@ -112,10 +112,12 @@ class Trust:
             sound &= isinstance(message["text"], bool)
             if compression := headers.get("compression"):
                 get_decoder(compression)
-        except Exception:  # noqa: BLE001  # whatever it may be, it is not ours
+        except Exception:  # noqa: BLE001  # malformed in any way: not ours
             sound = False
         if not sound:
-            raise RefusedError(Reason.MALFORMED, f"what is parked at {_shown(key_of(woken.name))}")
+            raise RefusedError(
+                Reason.MALFORMED, f"the message parked at {_shown(key_of(woken.name))}"
+            )
         if not self._knows(task):
             raise RefusedError(Reason.TASK, _shown(task))
         if not self._accepts(content_type):
@@ -125,7 +127,7 @@ class Trust:
             raise RefusedError(Reason.ROUTE, f"{where}{_shown(routing_key)}")
         header = LockHeader.of(headers)
         if not header.woken or (header.run, header.parked_at) != (woken.run, woken.name):
-            where = f"what is parked at {_shown(key_of(woken.name))} says that it is elsewhere"
+            where = f"the message parked at {_shown(key_of(woken.name))} says that it is elsewhere"
             raise RefusedError(Reason.MALFORMED, where)
         checked: dict[str, Any] = message
         return checked
@@ -140,14 +142,14 @@ class Trust:
         declared: Iterable[Any] = (),
     ) -> bool:
         """
-        Whether what is sent with *routing_key* to *exchange* comes to a queue of this app.
+        Whether a message with *routing_key* to *exchange* reaches a queue of this app.
 
-        That is a queue of ``app.amqp.queues`` (``task_queues``, the default, those of ``-Q``, those
-        that this process has sent a task to), or of *task*'s own route; and another exchange than
-        the broker's default one has to be among those that such a queue is bound to, by that
-        routing key. Where a secret vouches for it, any queue will do: the process that has parked
-        it knew the queue. So will one that is *declared* as the task is sent: whichever worker
-        takes from it knows it by its name, though not what it is bound to.
+        A queue of this app is one of ``app.amqp.queues`` (``task_queues``, the default, those of
+        ``-Q``, those that this process has sent a task to), or one of *task*'s own route. An
+        exchange other than the broker's default must be bound to such a queue by that routing key.
+        If the message is *signed*, any queue is accepted: the process that parked it knew the
+        queue. So is a queue that is *declared* with the call: a worker that consumes it knows it by
+        its name, though not by its bindings.
         """
         if len(routing_key) > LONGEST_ROUTING_KEY or self._is_reserved(exchange or routing_key):
             return False
@@ -162,7 +164,7 @@ class Trust:
         return any(isinstance(each, Queue) and each.name == routing_key for each in declared)
 
     def refuse(self, woken: WokenTask, refusal: RefusedError) -> None:
-        """Log *refusal*, the first time that there is this one."""
+        """Log *refusal*, only the first time that it occurs."""
         with self._mutex:
             if str(refusal) in self._logged or len(self._logged) > MOST_LOGGED:
                 return
@@ -174,14 +176,14 @@ class Trust:
             )
             return
         logger.warning(
-            "the task parked at %s as %s is left to others, this process does not send it: %s",
+            "this process does not send the task parked at %s as %s, another process may: %s",
             _shown(key_of(woken.name)),
             _shown(woken.run),
             refusal,
         )
 
     def _check_signature(self, woken: WokenTask) -> bool:
-        """Return whether a secret vouches for *woken*."""
+        """Return whether *woken* is signed with a known secret; raise if it must be and is not."""
         secrets = self._secrets()
         if not secrets:
             return False
@@ -190,11 +192,11 @@ class Trust:
             return True
         if None in secrets and not is_signed(woken.envelope):
             return False
-        raise RefusedError(Reason.SIGNATURE, f"what is parked at {_shown(key_of(woken.name))}")
+        raise RefusedError(Reason.SIGNATURE, f"the message parked at {_shown(key_of(woken.name))}")
 
     def _knows(self, task: str) -> bool:
         if self._plans.get(task) is None:
-            self._app.finalize(auto=True)  # the tasks that a module declares come to be with it
+            self._app.finalize(auto=True)  # creates shared and lazy tasks
         return self._plans.get(task) is not None
 
     def _accepts(self, content_type: str) -> bool:
@@ -215,7 +217,7 @@ class Trust:
         return conf.event_exchange, conf.event_queue_prefix
 
     def _routes(self, task: str) -> Iterator[str]:
-        """Yield the queues that *task* is sent to, if nobody who sends it names another."""
+        """Yield the queues that *task* is sent to by default."""
         own = getattr(self._app.tasks.get(task), "queue", None)
         yield _name_of(own)
         for router in self._app.amqp.routes:
@@ -228,7 +230,7 @@ def _name_of(queue: Any) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return *text*, which may be anything, as it can stand in a log."""
+    """Return untrusted *text*, quoted and cut to a length that fits a log line."""
     return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")
 
 
@@ -237,18 +239,18 @@ _LENGTH = len(_OPENING) + 2 * hashlib.sha256().digest_size + len(_CLOSING)
 
 
 def sign(secret: str, name: str, run: str, envelope: bytes) -> bytes:
-    """Return *envelope* signed, to be parked as *run* at the key of slot name *name*."""
+    """Return *envelope* signed for *run* at the key with slot name *name*."""
     digest = _digest(secret, name, run, envelope).encode()
     return envelope[:-1] + _OPENING + digest + _CLOSING
 
 
 def is_signed(envelope: bytes) -> bool:
-    """Whether *envelope* has a signature, right or wrong."""
+    """Whether *envelope* has a signature, valid or not."""
     return envelope[-_LENGTH:].startswith(_OPENING) and envelope.endswith(_CLOSING)
 
 
 def is_signed_with(secrets: Iterable[str], name: str, run: str, envelope: bytes) -> bool:
-    """Whether *envelope* was signed with one of *secrets*, for just this run of this key."""
+    """Whether *envelope* was signed with one of *secrets* for this run at this key."""
     if not is_signed(envelope):
         return False
     unsigned = envelope[:-_LENGTH] + b"}"
@@ -261,5 +263,5 @@ def is_signed_with(secrets: Iterable[str], name: str, run: str, envelope: bytes)
 
 def _digest(secret: str, name: str, run: str, envelope: bytes) -> str:
     at, what = name.encode(errors="surrogatepass"), run.encode(errors="surrogatepass")
-    lengths = b"%d %d " % (len(at), len(what))  # or a part of one could pass for the other's
+    lengths = b"%d %d " % (len(at), len(what))  # so that the parts cannot be shifted
     return hmac.new(secret.encode(), lengths + at + what + envelope, hashlib.sha256).hexdigest()

@@ -39,7 +39,7 @@ def test_what_is_refused_does_not_come_to_the_event_loop(app, caplog):
     step._receive(consumer, calls, WokenTask("sku", "i:0:0:0", envelope(content_encoding=[1])))
 
     assert calls.made == []
-    assert "it is no message" in caplog.text
+    assert "it is not a message" in caplog.text
 
 
 def test_an_end_after_that_of_the_consumer_is_noted():

@@ -51,7 +51,7 @@ HOSTILE = {
     "a task that is not locked": (lambda note: envelope("wipe", note), "no locked task"),
     "a task that there is not": (lambda note: envelope("tasks.nowhere", note), "no locked task"),
     "a task of Celery's own": (lambda note: envelope("celery.backend_cleanup"), "no locked task"),
-    "a task whose name is a list": (lambda note: envelope(["work"], note), "it is no message"),
+    "a task whose name is a list": (lambda note: envelope(["work"], note), "it is not a message"),
     "another app's queue": (
         lambda note: envelope("work", note, routing_key="others"),
         "no such queue: 'others'",
@@ -98,11 +98,11 @@ HOSTILE = {
                 "headers": {**made["headers"], "compression": "nothing-like-it"},
             }
         ).encode(),
-        "it is no message",
+        "it is not a message",
     ),
-    "no message": (lambda note: b"{[", "it is no message"),
-    "no headers": (lambda note: b'{"headers": 1}', "it is no message"),
-    "no object": (lambda note: b"[]", "it is no message"),
+    "no message": (lambda note: b"{[", "it is not a message"),
+    "no headers": (lambda note: b'{"headers": 1}', "it is not a message"),
+    "no object": (lambda note: b"[]", "it is not a message"),
 }
 
 
@@ -115,7 +115,7 @@ def test_what_the_app_would_not_have_parked_is_neither_sent_nor_lost(
     left = make(note)
 
     run = intruder.park(key, left)
-    if words == "it is no message":  # nobody sends it, so it is looked at ever less often
+    if words == "it is not a message":  # nobody sends it, so it is looked at ever less often
         wait_until(lambda: run in site.log(), what="it to be told")
     else:
         intruder.wait_left(key, run)
@@ -203,7 +203,7 @@ def test_a_task_of_a_queue_that_the_waker_does_not_know_is_sent_by_who_consumes_
         result = park_by_broker(site, key, site.tasks.work, queue="ad-hoc")
         dict.pop(site.app.amqp.queues, "ad-hoc")  # who sends a task to it knows it from then on
 
-    assert "is left to others" in caplog.text
+    assert "another process may" in caplog.text
     assert "no such queue: 'ad-hoc'" in caplog.text
     assert result.get(timeout=30) == "ran"
     assert site.journal.read(key) == ["ran"]

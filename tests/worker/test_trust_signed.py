@@ -65,7 +65,7 @@ def test_what_is_not_signed_is_not_sent(site, intruder, key):
 
     assert intruder.parked(key) == {run: left}
     assert site.journal.read(key) == []
-    assert f"it has no signature of distlock_secret: what is parked at '{key}'" in site.log()
+    assert f"it is not signed with distlock_secret: the message parked at '{key}'" in site.log()
 
 
 def test_what_was_signed_for_another_key_is_not_sent(site, intruder, key):
@@ -92,4 +92,4 @@ def test_what_is_not_signed_is_not_taken_from_the_channel(site, intruder, key):
     site.journal.wait(key)
 
     assert site.journal.read(f"{key}-unsigned") == []
-    assert f"what is parked at '{key}'" in site.log()
+    assert f"the message parked at '{key}'" in site.log()

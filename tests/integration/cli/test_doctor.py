@@ -437,7 +437,7 @@ def test_what_is_parked_and_not_sent_is_counted_with_the_reasons(
     assert status == 1
     assert words == {
         "its task is no locked task of this app": "doubt",
-        "it is no message": "doubt",
+        "it is not a message": "doubt",
         "accept_content does not have its content type": "doubt",
         "this process knows no such queue": "ok",
     }
