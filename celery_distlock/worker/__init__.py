@@ -1,4 +1,4 @@
-"""What a worker needs of its own; `install` is the only thing that changes an app."""
+"""The worker's part of the package; `install` is the only function that changes an app."""
 
 from weakref import WeakSet
 

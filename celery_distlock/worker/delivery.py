@@ -1,9 +1,9 @@
 """
 Receives woken tasks directly from the lock store, without the broker, and starts them first.
 
-- The store keeps a pushed task until the process that runs it has its key, or, with late
-  acknowledgement, until it has ended. So it may be dropped at any point here.
-- A task that is not taken within two seconds is sent through the broker.
+- The store keeps a pushed task until the process that runs it holds its key, or, with late
+  acknowledgement, until it has ended. So the push may be dropped at any point here.
+- A task that no worker starts within two seconds is sent by the broker.
 - Messages are decoded in the listening thread, started in the event loop, and acknowledged to the
   store in a third thread.
 """
@@ -45,12 +45,12 @@ _NOT_STARTED = "unexpected error while starting a woken task of key %r; the swee
 
 
 _NOT_DROPPED = (
-    "the end of a woken task was not noted; the sweeper sends it again, and it ends if it has run"
+    "the end of a woken task was not recorded; the sweeper resends it, and it is dropped if it ran"
 )
 
 
 class DeliveryStep(bootsteps.StartStopStep):
-    """Opens a delivery channel while the worker consumes, and gives what arrives to Celery."""
+    """Opens a delivery channel while the worker consumes, and passes its messages to Celery."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -64,7 +64,7 @@ class DeliveryStep(bootsteps.StartStopStep):
         self._first = Precedence(None)
 
     def include_if(self, parent: Any) -> bool:
-        """Whether there are locked tasks, and a store that parks."""
+        """Whether there are locked tasks and a store that can park."""
         return can_park(self._runtime)
 
     def start(self, parent: Any) -> None:
@@ -72,8 +72,8 @@ class DeliveryStep(bootsteps.StartStopStep):
         store = QueueStore.of(self._runtime.store)
         self._ack_worker = _AckWorker(store)
         self._first = Precedence(parent.controller)
-        # Without an event loop they are taken in the thread that subscribed, as Celery's timer does
-        # with tasks that have an ETA.
+        # Without an event loop they are started in the subscribing thread, as Celery's timer starts
+        # tasks with an ETA.
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
         self._channel = store.channels.open_channel(functools.partial(self._receive, parent, calls))
         self._runtime.delivery_address = self._channel.address
@@ -83,7 +83,7 @@ class DeliveryStep(bootsteps.StartStopStep):
         self._runtime.fetched = self._registration.add_fetched
 
     def stop(self, parent: Any) -> None:
-        """Close the channel: tasks woken from now on go elsewhere, or through the broker."""
+        """Close the channel: tasks woken later go to other workers, or to the broker."""
         self._runtime.delivery_address, self._runtime.delivery_queues = "", ()
         self._runtime.drop_reserved = self._runtime.fetched = None
         for part in (self._registration, self._channel, self._calls, self._ack_worker):
@@ -131,22 +131,22 @@ class DeliveryStep(bootsteps.StartStopStep):
 
 class Precedence:
     """
-    A context manager: the one woken task that is given to a prefork pool in it is started first.
+    A context manager that lets a woken task start first in a prefork pool.
 
-    - It goes before tasks that were not woken: it came before them, and its key is idle until then.
-    - It never goes before another woken task.
+    - It overtakes tasks that were not woken: it arrived before them, and its key is idle meanwhile.
+    - It never overtakes another woken task.
     - Without an event loop (threads, gevent, solo) tasks begin in the order in which the pool got
       them.
     """
 
     def __init__(self, controller: Any) -> None:
-        # kombu has no name of its own for it; without it, a woken task goes last, as others do.
+        # A private attribute of kombu; without it, a woken task goes last like any other.
         semaphore = getattr(controller, "semaphore", None)
         self._waiting: deque[Any] | None = getattr(semaphore, "_waiting", None)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Let the one task that is given to the pool in this block go ahead."""
+        """Move the one task that the block gives to the pool to the front."""
         waiting = self._waiting
         before = len(waiting) if waiting is not None else 0
         yield
@@ -179,10 +179,10 @@ class _AckWorker:
         self, wake: WokenTask, *, late: bool
     ) -> tuple[Callable[..., None], Callable[..., None]]:
         """
-        Return what Celery calls as ``ack`` and ``reject``.
+        Return the functions that Celery calls as ``ack`` and ``reject``.
 
-        An early acknowledgement comes before the task has claimed its key, and the claim is then
-        what removes it from the store.
+        An early acknowledgement comes before the task has claimed its key; then the claim removes
+        the message from the store.
         """
 
         def acknowledge(*_: Any) -> None:
@@ -202,7 +202,7 @@ class _AckWorker:
         self.forget_all(lambda: [wake])
 
     def forget_all(self, find: Callable[[], Iterable[WokenTask]]) -> None:
-        """Likewise all that *find* yields; called in the thread."""
+        """Drop all woken tasks that *find* yields; it is called in the thread."""
 
         def drop() -> None:
             for wake in find():
@@ -212,9 +212,9 @@ class _AckWorker:
 
     def close(self) -> None:
         """
-        End after what was asked for until now; does not wait for it.
+        Stop the thread after the work submitted so far; does not wait for it.
 
-        Tasks of a consumer that has ended may end later; each of them then has its own thread.
+        Tasks of a closed consumer may end later; each of them then gets its own thread.
         """
         self._closed = True
         self._background.stop()

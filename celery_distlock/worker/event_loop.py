@@ -92,7 +92,7 @@ class LoopCalls:
                 call()
             except Exception:
                 logger.exception(
-                    "unexpected error in a call of the worker's event loop; it goes on"
+                    "unexpected error in a call of the worker's event loop; it continues"
                 )
 
 

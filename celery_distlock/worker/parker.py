@@ -1,4 +1,4 @@
-"""The thread's half of parking a message: it asks the lock store and the result backend."""
+"""The part of parking a message that runs in a thread: requests to lock store and backend."""
 
 import contextlib
 import functools
@@ -32,8 +32,8 @@ __all__ = ["STORE_PAUSE", "Parker"]
 
 logger = logging.getLogger(__name__)
 
-STORE_PAUSE = 5.0  # seconds for which it then is not asked, and the pool parks
-BACKEND_PAUSE = 30.0  # seconds for which no state is stored after the backend did not take one
+STORE_PAUSE = 5.0  # seconds after an error for which the store gets no request, and the pool parks
+BACKEND_PAUSE = 30.0  # seconds after an error of the backend for which no state is stored
 
 _notifier = BackgroundNotifier("distlock-parking-signals")
 
@@ -42,16 +42,16 @@ class Parker:
     """
     Parks one message after the other, in the thread of `Parking`.
 
-    - The state ``PARKED`` is stored before the message is parked: from then on the task may run
-      elsewhere, and end before we write.
-    - What may have been parked without our knowing it goes to the pool as a doubtful message, so
-      that the process asks the store whether it has run.
-    - After `stop` nothing more is parked.
+    - The state ``PARKED`` is stored before the message is parked. After that the task may run and
+      end elsewhere before we write.
+    - If the outcome is unknown, the message goes to the pool marked as doubtful, so that the
+      process asks the store whether it has run.
+    - After `stop` no message is parked.
 
     Args:
-        runtime: The app's.
-        stale_after: Seconds after which the broker may have given the message to another worker.
-        hostname: The worker's, which is stored with the state.
+        runtime: The app's runtime.
+        stale_after: Seconds after which the broker may have delivered the message again.
+        hostname: The worker's host name, which is stored with the state.
     """
 
     def __init__(self, runtime: Runtime, stale_after: float, hostname: str = "") -> None:
@@ -62,11 +62,11 @@ class Parker:
         self._stopped = False
 
     def stop(self) -> None:
-        """Park nothing more."""
+        """Stop parking."""
         self._stopped = True
 
     def handle(self, arrival: Arrival) -> bool:
-        """Whether the message is parked now; false: the pool has to see to it."""
+        """Park or check the message; return false if the pool must handle it."""
         if arrival.look is not None:
             if not self._stopped:
                 arrival.look()
@@ -91,15 +91,15 @@ class Parker:
         return clock.monotonic() > arrival.came_at + self._stale_after
 
     def _park(self, arrival: Arrival) -> tuple[bool, bool]:
-        """Return whether the message is parked, and, if not, whether it may be all the same."""
+        """Park the message; return whether it is parked, and whether that is uncertain."""
         if self._stopped or not may_run_at_once(arrival.message):
             return False, False
         try:
             reply = self._request(arrival)
-        except Exception as error:  # noqa: BLE001  # it has to come back to the loop in any case
+        except Exception as error:  # noqa: BLE001  # it must return to the loop in any case
             logger.info(
-                "task %s[%s] was not parked at %r on arrival; its process asks for the key, and so"
-                " do those that arrive in the next %g s: %s",
+                "task %s[%s] was not parked at %r on arrival; its process requests the key, as do"
+                " those of tasks that arrive in the next %g s: %s",
                 arrival.task.name,
                 arrival.identity,
                 shown(arrival.key),
@@ -130,7 +130,7 @@ class Parker:
             return
         key, now = _taken_key(self._runtime.store, arrival)
         info = {"key": shown(key.template), "holder": shown(now.owner), "place": now.waiting}
-        # If it is not parked after all, whoever runs it sets its state right.
+        # If it is not parked after all, the process that runs it corrects its state.
         Received.note(message, shown=True)
         try:
             with forks.no_fork():
@@ -138,7 +138,7 @@ class Parker:
                     return
                 request = _context_of(message, self._hostname)
                 task.backend.store_result(arrival.identity, info, PARKED, request=request)
-        except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
+        except Exception as error:  # noqa: BLE001  # only for display: the task must not fail
             words = (
                 "the result backend did not store state %s of task %s[%s]; tasks are parked without"
                 " it for %g s: %s"
@@ -163,7 +163,7 @@ class Parker:
         return stand_and_send(store, stand)
 
     def _sealed(self, arrival: Arrival) -> tuple[ParkRequest, str]:
-        """Return what is parked, and the execution's id."""
+        """Return the request that parks the message, and the execution's id."""
         headers, runtime = arrival.message.headers, self._runtime
         header, run = LockHeader.of(headers), execution_id(headers)
         since = header.since or clock.wall()
@@ -174,15 +174,15 @@ class Parker:
 
 
 def _close_broken_connections() -> None:
-    """Have Django connect again: a thread keeps what a restart of the database has broken."""
+    """Make Django reconnect: a thread would keep a connection that a database restart broke."""
     db: Any = sys.modules.get("django.db")
     if db is not None:
-        with contextlib.suppress(Exception):  # it may be imported by others, and have no settings
+        with contextlib.suppress(Exception):  # it may be imported without settings
             db.close_old_connections()
 
 
 def _context_of(message: Any, hostname: str) -> Context:
-    """Return what a backend reads of a task: where its caller waits, its arguments, its group."""
+    """Return the facts that a backend reads of a task: its reply queue, arguments and group."""
     args, kwargs, _ = message.payload
     properties = message.properties
     return Context(
@@ -197,12 +197,12 @@ def _context_of(message: Any, hostname: str) -> Context:
 
 
 def _report(store: Store, arrival: Arrival, reply: Reply) -> None:
-    # Signals run users' code, so this is neither for the event loop nor for the parking thread.
+    # Signals run users' code, so neither the event loop nor the parking thread may send them.
     report = Report(arrival.task, arrival.identity, store)
     key = next(
         (each for each in arrival.keys if slot_name(each.template) == reply.at), arrival.keys[0]
     )
-    if reply.status is Status.RESERVED:  # it has the first of its keys, and waits for another one
+    if reply.status is Status.RESERVED:  # the first of its keys is reserved, it waits for another
         with contextlib.suppress(StoreError):
             key, reply = _where_it_waits(store, arrival)
     report.conflict(arrival.message.headers, key.template, reply)
@@ -212,16 +212,16 @@ def _report(store: Store, arrival: Arrival, reply: Reply) -> None:
 
 
 def _where_it_waits(store: Store, arrival: Arrival) -> tuple[Key, Reply]:
-    """Return the key that a parked task of several keys waits for, and how it finds that now."""
+    """Return the key that a parked task of several keys waits for, and the state of that key."""
     key, now = _taken_key(store, arrival)
     reply = Reply(Status.PARKED, clock.monotonic(), place=max(0, now.waiting - 1))
-    if execution_id(arrival.message.headers) in now.runs:  # it has all of them by now
+    if execution_id(arrival.message.headers) in now.runs:  # it holds all of them by now
         return key, reply._replace(place=0)
     return key, reply._replace(holder=now.owner, holder_run=now.run, remaining=now.remaining)
 
 
 def _taken_key(store: Store, arrival: Arrival) -> tuple[Key, KeyState]:
-    """Return the first key that is taken; or else the first that unfinished tasks here want."""
+    """Return the first key that is taken; else the first that unfinished tasks here want."""
     run, found = execution_id(arrival.message.headers), []
     for key, (name, want) in zip(arrival.keys, arrival.wants.items(), strict=True):
         now, is_open = look_at(store, key, want, run)

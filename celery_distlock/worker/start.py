@@ -38,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 _GROUP = "Distlock Options"
 _FLAGS = (
-    ("--distlock-url", str, "The lock store's URL, without a password: others may list processes."),
-    ("--distlock-prefix", str, "What the names of all lock records begin with."),
-    ("--distlock-lease", float, "Seconds that a lock outlives its holder's last sign of life."),
+    ("--distlock-url", str, "URL of the lock store, without a password: process lists show it."),
+    ("--distlock-prefix", str, "Prefix of the names of all lock records."),
+    ("--distlock-lease", float, "Seconds that a lock outlives its holder's last renewal."),
     (
         "--distlock-on-conflict",
         click.Choice(list(NAMES)),
-        "What becomes of a task whose key is taken.",
+        "What to do with a task when its key is taken.",
     ),
 )
 
 
 def add_options(app: Celery) -> None:
-    """Let ``celery worker`` take the flags."""
+    """Add the flags to ``celery worker``."""
     options = app.user_options["worker"]
     for flag, kind, words in _FLAGS:
         options.add(CeleryOption((flag,), type=kind, help=words, help_group=_GROUP))
@@ -65,7 +65,7 @@ def add_options(app: Celery) -> None:
 
 
 def flags(given: dict[str, object]) -> dict[str, object]:
-    """Return the settings that the flags *given* to a worker stand for."""
+    """Return the settings that the flags *given* to a worker set."""
     named = {name.removeprefix("distlock_"): value for name, value in given.items()}
     chosen = {name: value for name, value in named.items() if value is not None}
     if chosen.pop("disable", False):
@@ -91,10 +91,10 @@ def as_start_error() -> Iterator[None]:
 
 class LockStep(bootsteps.StartStopStep):
     """
-    Reads the flags, checks that store, pool and tasks go together; runs the sweeper and the ticker.
+    Reads the flags, checks store, pool and tasks for compatibility, runs sweeper and ticker.
 
-    Starts after the pool, so that no child inherits these, and stops before the last tasks
-    of a warm shutdown end: what they wake they send themselves.
+    Starts after the pool, so that no child inherits the threads, and stops before the last tasks
+    of a warm shutdown end: these dispatch the runs that they wake themselves.
     """
 
     requires = ("celery.worker.components:Pool",)
@@ -108,7 +108,7 @@ class LockStep(bootsteps.StartStopStep):
         try:
             chosen = flags(given)
             self._runtime.use_flags(chosen)
-            # For processes of the pool that are spawned: they are sent the app's configuration.
+            # For spawned pool processes, which get the app's configuration.
             parent.app.conf.update({f"distlock_{name}": value for name, value in chosen.items()})
             self.enabled = self._runtime.settings.enabled and any(self._runtime.plans.values())
             if self.enabled:
@@ -142,7 +142,7 @@ class LockStep(bootsteps.StartStopStep):
         Log what the store's check finds; return whether the store can serve.
 
         Raises:
-            WorkerShutdown: The store turns this worker away, and only other settings change that.
+            WorkerShutdown: The store refuses this worker until settings change.
         """
         settings = self._runtime.settings
         try:
@@ -151,7 +151,7 @@ class LockStep(bootsteps.StartStopStep):
         except StoreError as error:
             if _is_refusal(error) and not settings.start_without_store:
                 remedy = f"; {error.remedy}" if error.remedy else ""
-                words = "; to start all the same, set distlock_start_without_store"
+                words = "; to start nevertheless, set distlock_start_without_store"
                 logger.critical("locks: %s%s%s", error, remedy, words)
                 raise WorkerShutdown(EX_FAILURE) from error
             away = isinstance(error, StoreUnavailableError)
@@ -192,14 +192,14 @@ class LockStep(bootsteps.StartStopStep):
             logger.warning("locks: they are disabled, every task runs WITHOUT its lock")
         for name in self._runtime.without_base(app.tasks.values()):
             logger.warning(
-                "locks: task %s has lock options and is no LockedTask, so it runs WITHOUT a lock:"
+                "locks: task %s has lock options but is no LockedTask, so it runs WITHOUT a lock:"
                 " declare it with base=LockedTask",
                 name,
             )
         for name in self._runtime.without_results(app.tasks.values()):
             logger.warning(
-                "locks: task %s has lock_unique, and with rpc:// nobody gets the result of a call"
-                " that is joined to another one: its get() waits for ever; use another result"
+                "locks: task %s has lock_unique, and with rpc:// a call that is joined to another"
+                " one gets no result: its get() waits for ever; use another result"
                 " backend, or ignore_result=True",
                 name,
             )
@@ -231,7 +231,7 @@ _ON_OUTAGE = {
 
 
 def _is_refusal(error: StoreError) -> bool:
-    """Whether the store has answered, and will answer the same until settings change."""
+    """Whether the store has refused this worker, and will until settings change."""
     if isinstance(error, StoreUnavailableError):
         return bool(error.remedy) and not isinstance(error, QuorumError)
     return True

@@ -1,9 +1,9 @@
 """
-The Celery strategy of locked tasks: what a worker does with a message when it receives it.
+The Celery strategy of locked tasks, which a worker calls with each message that it receives.
 
-- Where each worker gets a copy, a message that a worker sends again to itself is left to that one.
-- A task that parks is parked if it has to wait for a key, see `celery_distlock.worker.parking`.
-- A ``"skip"`` or ``"fail"`` task is judged now, see `celery_distlock.worker.skip_on_arrival`.
+- Of a broadcast, a message that one worker sent again to itself is dropped by the others.
+- A task that must wait for a key is parked if it can be, see `celery_distlock.worker.parking`.
+- A ``"skip"`` or ``"fail"`` task is checked now, see `celery_distlock.worker.skip_on_arrival`.
 - All others go to the pool.
 """
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
-    """Return what Celery calls with every message for *task*."""
+    """Return the function that Celery calls with every message for *task*."""
     task.Request = locked_request(symbol_by_name(task.Request))  # it may be a user's own
     handle: Callable[..., Any] = default(task, app, consumer, **options)
     runtime = Runtime.of(app)
@@ -64,11 +64,11 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
 
 def _receiver(task: Any, plan: Plan, runtime: Runtime, consumer: Any) -> Receiver:
     receiver = Receiver
-    # Users' key functions run where their tasks do. Rate limits are for Celery to keep.
+    # Users' key functions run only in the pool. Celery's own rate limits must apply first.
     if plan.rule.runs_no_code and not task.rate_limit:
         if type(plan.policy) in (Skip, Fail):
             receiver = SkipOnArrival
-        # Whether a call with an identity is a second one, the pool asks.
+        # For a call with an identity, the pool checks for a duplicate.
         elif type(plan.policy) is Requeue and plan.unique is None:
             parks = Ability.QUEUE in runtime.store.abilities
             receiver = _ParkOnArrival if parks else Receiver
@@ -76,7 +76,7 @@ def _receiver(task: Any, plan: Plan, runtime: Runtime, consumer: Any) -> Receive
 
 
 class _ParkOnArrival(Receiver):
-    """Parks messages that have to wait for a key."""
+    """Parks messages that must wait for a key."""
 
     @functools.cached_property
     def _shares(self) -> bool:
@@ -99,17 +99,17 @@ class _ParkOnArrival(Receiver):
         parking = self._runtime.parking_thread
         if parking is None:
             return delivery.go_on()
-        # Where all are wanted alone, the arguments need not be read.
+        # If all keys are exclusive, the arguments need not be read.
         wants = wants_of(keys_of(message, self._plan.rule)) if self._shares else {}
         places = {name: wants.get(name, ALONE) for name in header.places}
         return parking.start_woken(places, message, delivery.go_on)
 
     def _has_to_wait(self, parking: Parking, message: Any, wants: Mapping[str, Want]) -> bool:
         """
-        Whether one of the keys is taken here, so that the message is parked.
+        Whether one of the keys is taken in this worker, so that the message must be parked.
 
-        That is: this worker's unfinished tasks leave no room for what it wants; or another one
-        goes first, which is being parked just now or, where the key has a rate, begins.
+        That is the case if this worker's unfinished tasks leave no room for its request; or if
+        another task goes first, which is being parked or, where the key has a rate, is starting.
         """
         taken = any(
             parking.holds(name) or not in_flight.lets_in(name, want) for name, want in wants.items()
@@ -117,7 +117,7 @@ class _ParkOnArrival(Receiver):
         return taken and may_run_at_once(message) and self._returns(message)
 
     def _returns(self, message: Any) -> bool:
-        """Whether *message* would be sent to its queue again; else its process waits with it."""
+        """Whether *message* can be sent to its queue again; else its process waits for the key."""
         where = message.delivery_info or {}
         exchange, routing_key = where.get("exchange") or "", where.get("routing_key") or ""
         return self._runtime.trust.knows_route(self._task.name, exchange, routing_key)

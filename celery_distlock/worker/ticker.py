@@ -72,7 +72,7 @@ class Ticker:
                     say(
                         logger,
                         logging.ERROR,
-                        "unexpected error in the ticker; it goes on",
+                        "unexpected error in the ticker; it continues",
                         exc_info=True,
                     )
                 self._failing, pause = True, LOOK

@@ -239,7 +239,7 @@ def test_a_store_that_turns_the_worker_away_ends_its_start(worker, private_serve
         log = fails_to_start(worker, {"distlock_url": url}, pool="threads")
 
     assert remedy in log
-    assert "to start all the same, set distlock_start_without_store" in log
+    assert "to start nevertheless, set distlock_start_without_store" in log
     assert "ready." not in log
     assert "Traceback" not in log
 
@@ -373,7 +373,7 @@ def test_a_wrong_url_is_reported_without_its_password(worker, scheme):
 def test_a_task_with_lock_options_that_is_no_locked_task_is_named(worker):
     process = worker(APP, pool="solo")
 
-    assert "task forgotten has lock options and is no LockedTask" in process.log()
+    assert "task forgotten has lock options but is no LockedTask" in process.log()
     assert process.log().count("is no LockedTask") == 1
 
 
@@ -383,7 +383,7 @@ def test_a_task_whose_joined_calls_get_no_result_is_named(worker, redis_url):
     options = {"DISTLOCK_TEST_OPTIONS": json.dumps(unique)}
     process = worker(APP, pool="solo", env={**rpc, **options})
 
-    assert "has lock_unique, and with rpc:// nobody gets the result" in process.log()
+    assert "has lock_unique, and with rpc:// a call that is joined" in process.log()
 
 
 def test_a_wrong_flag_is_said_in_one_line(worker):
