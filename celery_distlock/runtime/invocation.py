@@ -98,7 +98,7 @@ class Invocation:
     @property
     def _is_overdue(self) -> bool:
         """
-        Whether the worker has had the message so long that the broker may have delivered it again.
+        Whether the worker got the message so early that the broker may have delivered it again.
 
         Then another worker may have run the second delivery before this first one begins.
         """

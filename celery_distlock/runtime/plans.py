@@ -1,4 +1,4 @@
-"""How each task is locked: the options that it declares, and the plan that is made of them."""
+"""The lock options that tasks declare, and the plan that is made of them for each task."""
 
 import inspect
 import logging
@@ -37,7 +37,7 @@ OPTIONS = (*TASK_OPTIONS, *TASK_ONLY)
 
 # Without `shared`, which is also Celery's: a spawned pool process sets it as an attribute.
 _TERMS = {each.name for each in fields(Key)[1:]} - {"shared"}
-# What a name that is no option of ours is written as.
+# How to write what a name means that is not an option.
 _WRITTEN = {
     **{name: f"lock_key=Key('a:{{sku}}', {name}=2.0)" for name in ("min_hold", "cooldown")},
     "capacity": "lock_key=Key('a:{sku}', capacity=5)",
@@ -56,8 +56,8 @@ def options_of(task: type[Any], where: str) -> dict[str, Any]:
     Return the lock options that *task*, its bases or annotations set.
 
     Raises:
-        ConfigurationError: One of them is unknown; or has no ``lock_`` before it, and was given to
-            the decorator. *where* names the task.
+        ConfigurationError: One of them is unknown, or was passed to the decorator without
+            ``lock_``. *where* names the task.
     """
     _refuse_without_prefix(task, where)
     options = {}
@@ -78,7 +78,7 @@ def options_of(task: type[Any], where: str) -> dict[str, Any]:
 
 
 def _refuse_without_prefix(task: type[Any], where: str) -> None:
-    """Raise for an option of ours that the decorator of *task* was given without its prefix."""
+    """Raise for a lock option that was passed to the decorator of *task* without its prefix."""
     given = vars(task)
     if "_decorated" not in given:  # a class may have any attributes
         return
@@ -98,7 +98,7 @@ def _refuse_without_prefix(task: type[Any], where: str) -> None:
 
 
 def hint_for(name: str) -> str:
-    """Return what to write for *name*, without a prefix, which is no option; empty: not known."""
+    """Return what to write instead of *name*, which is not an option; empty: not known."""
     if name in APP_ONLY:
         return f"distlock_{name} is a setting of the app"
     return f"write {_WRITTEN[name]}" if name in _WRITTEN else ""
@@ -106,15 +106,15 @@ def hint_for(name: str) -> str:
 
 def take_call_options(task: Task, options: dict[str, Any], *, by_celery: bool) -> tuple[Any, Any]:
     """
-    Take the lock options out of those of one call.
+    Remove the lock options from those of one call.
 
     Returns:
         ``lock_via`` and ``lock_unique``.
 
     Raises:
-        ConfigurationError: There is one that a call does not take, and the call is not made
-            *by_celery*. An error would count as the end of the task that has this one as a link, or
-            is retried: then it is only logged.
+        ConfigurationError: A call does not take one of them. It is only logged if the call is made
+            *by_celery*: Celery would treat an error as the failure of the task that has this one as
+            a link, or is retried.
     """
     names = [name for name in options if name.startswith(("lock_", "distlock_"))]
     given = {name: options.pop(name) for name in names}
@@ -127,8 +127,8 @@ def take_call_options(task: Task, options: dict[str, Any], *, by_celery: bool) -
         )
     elif unique is not UNSET and unique is not None:
         words = (
-            f"of one call lock_unique can only be None, not {unique!r}; say the rule where the task"
-            " is declared"
+            f"in a call lock_unique can only be None, not {unique!r}; declare the rule with the"
+            " task"
         )
         unique = UNSET
     if words and not by_celery:
@@ -140,12 +140,12 @@ def take_call_options(task: Task, options: dict[str, Any], *, by_celery: bool) -
 
 class CallIdentity:
     """
-    How the identity of one task's calls is made from their arguments.
+    Makes the identity of a task's calls from their arguments.
 
     Args:
-        rule: How the task's keys are made.
-        by: The template of what is alike; None: equal arguments are, or all calls.
-        all_are: All calls are alike.
+        rule: Makes the task's keys.
+        by: The template of the identity; None: it is made of all arguments, or of none.
+        all_are: All calls have the same identity.
     """
 
     def __init__(self, rule: KeyRule, by: KeyRule | None, *, all_are: bool) -> None:
@@ -157,12 +157,12 @@ class CallIdentity:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
     ) -> str:
         """
-        Return the identity of one call: no other task's is the same.
+        Return the identity of one call; those of different tasks always differ.
 
         The arguments are those of :meth:`KeyRule.keys <celery_distlock.keys.KeyRule.keys>`.
 
         Raises:
-            LockKeyError: None can be made of these arguments.
+            LockKeyError: No identity can be made of these arguments.
         """
         parts = [self._rule.task.replace("%", "%25").replace(":", "%3A")]  # the first : ends it
         if self._by is not None:
@@ -182,12 +182,12 @@ class Plan:
     terms: Terms
     sends: bool = False  # its calls go through the store
     unique: CallRule | None = None
-    identity: CallIdentity | None = None  # as `unique` says
+    identity: CallIdentity | None = None  # for `unique`
     seems_pending: bool = False  # its function seems to return a coroutine
-    by_default: bool = False  # `sends` is the app's wish, not the task's own
+    by_default: bool = False  # `sends` comes from the app's setting, not from the task
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
-        """Return what of it needs which abilities that *store* has not."""
+        """Return the options that need an ability which *store* lacks, each with that ability."""
         needed = [(repr(key), want_of(key).needs) for key in self.rule.declared]
         needed += [(repr(self.policy), each) for each in self.policy.needs]
         needed += [(self.sent_by, Ability.QUEUE)] if self.sends else []
@@ -195,7 +195,7 @@ class Plan:
 
     @property
     def sent_by(self) -> str:
-        """What it is that sends its calls through the store, for messages."""
+        """The option by which its calls go through the store, for messages."""
         return "lock_via='store'" if self.unique is None else "lock_unique"
 
     @property
@@ -209,15 +209,15 @@ def make_plan(
     task: type[Any], name: str, flags: Layer, configured: Layer, *, annotated: bool
 ) -> Plan:
     """
-    Return the plan of *task*, which has this *name*; its class may have none.
+    Return the plan of the class *task*, registered as *name*.
 
     Args:
-        flags: Of the worker.
+        flags: The worker's flags.
         configured: The settings of the app.
         annotated: Celery may have set some of its options, by ``task_annotations``.
 
     Raises:
-        ConfigurationError: An option is unknown or wrong; the message says which and where.
+        ConfigurationError: An option is unknown or invalid; the message names it.
     """
     where = f"task {name}"
     options = options_of(task, where)
@@ -258,7 +258,7 @@ def make_plan(
 
 
 def _own(task: type[Any], *layers: Layer) -> set[str]:
-    """Return what stands in the declaration of *task*, or is a default for all tasks."""
+    """Return the options in the declaration of *task*, and ``lock_lease`` if it is the default."""
     own = {name for name, value in vars(task).items() if value is not UNSET}
     if not any("lease" in layer.values for layer in layers):
         own.add("lock_lease")
@@ -269,15 +269,15 @@ def _refuse_idle(
     where: str, own: set[str], settings: Settings, policy: Policy, unique: CallRule | None
 ) -> None:
     """
-    Raise for what would change nothing, or not what it says.
+    Raise for combinations of options that have no effect, or another one than they seem to.
 
-    Only where the declaration of *task*, which has *own*, says both: its bases, the app's settings
-    and a worker's flags are for many tasks, and must not keep a worker from starting.
+    Only if the task's own declaration, *own*, has both options: bases, the app's settings and a
+    worker's flags apply to many tasks, and must not keep a worker from starting.
     """
     if {"lock_wait", "lock_on_conflict"} <= own:
         if isinstance(policy, Skip | Fail):
             raise ConfigurationError(
-                f"{where}: lock_wait is never waited, for its policy is {policy!r}; to wait before"
+                f"{where}: lock_wait has no effect with the policy {policy!r}; to wait before"
                 f" that, write lock_on_conflict = policies.Wait(then={policy!r})"
             )
         if isinstance(policy, Wait) and policy.timeout is not None:
@@ -297,13 +297,13 @@ def _refuse_idle(
         )
     if {"lock_via", "lock_unique"} <= own and unique is not None and settings.via != "store":
         raise ConfigurationError(
-            f"{where}: lock_via={settings.via!r} would change nothing, for calls with"
+            f"{where}: lock_via={settings.via!r} has no effect, because calls with"
             " lock_unique go through the store; leave one of the two out"
         )
 
 
 def _sends(where: str, settings: Settings, rule: KeyRule, policy: Policy, wanted_by: str) -> bool:
-    """Whether calls go through the store; raise if an option of the task's own wants it in vain."""
+    """Whether calls go through the store; raise if the task itself asks for it and they cannot."""
     why_not = _why_not_sent(rule, policy) if settings.via == "store" else ""
     if why_not and wanted_by:
         raise ConfigurationError(f"{where}: {wanted_by} needs {why_not}")
@@ -311,7 +311,7 @@ def _sends(where: str, settings: Settings, rule: KeyRule, policy: Policy, wanted
 
 
 def _why_not_sent(rule: KeyRule, policy: Policy) -> str:
-    """Return what calls would need to go through the store; empty: they can."""
+    """Return what is missing for calls to go through the store; empty: nothing."""
     if type(policy) is not Requeue:
         return f"lock_on_conflict='requeue': its calls wait in the store; not {policy!r}"
     if rule.most > 1:

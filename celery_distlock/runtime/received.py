@@ -1,4 +1,4 @@
-"""What a worker has received: facts about a message, and arguments as serializers give them."""
+"""A received message: facts that its worker recorded, and arguments as after serialization."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ __all__ = [
     "receive_of_request",
 ]
 
-PROPERTY = "distlock"  # of a message, in the main process
+PROPERTY = "distlock"  # the property of a message that has the facts, in the main process
 
 
 class Taken(NamedTuple):
@@ -44,11 +44,11 @@ class Taken(NamedTuple):
 
 
 class _Noted(dict[str, Any]):
-    """Marks what this process has noted on a message; nothing that comes by a wire is one."""
+    """Facts that this process recorded on a message; the type proves that no sender wrote them."""
 
 
 class _Properties(dict[str, Any]):
-    """The properties of a message as they came; as an attribute, what its worker knows of it."""
+    """The properties of a message as they came, with the worker's facts as an attribute."""
 
     received: "Received"
 
@@ -57,31 +57,31 @@ class Received(NamedTuple):
     """
     Facts about one message, from its arrival in the worker to the process that runs its task.
 
-    They travel as an attribute of the properties of the task's request, where its body does not see
-    them, and come from :class:`~celery_distlock.worker.request.LockedRequest` alone. Of a message's
-    properties only what :meth:`note` has put there is read.
+    They are passed as an attribute of the properties of the task's request, where its body does not
+    see them. Only :class:`~celery_distlock.worker.request.LockedRequest` sets them. In a message's
+    properties, only facts that :meth:`note` recorded are read.
 
     Attributes:
         pushed: It came from the lock store, not from the broker.
         doubtful: The store, or another worker, may have it as well.
         shown: The state ``PARKED`` was stored for its task.
         arrival: When it arrived, in microseconds by the store's clock; 0: that is not known, None:
-            nobody has looked yet.
-        taken: The key that was taken when it arrived, if its policy is to judge by that.
-        returns: Its queue is one that it would be sent to again when it is woken.
-        exchange_type: That of the exchange that it was sent to, as far as the main process knows;
-            its children do not know what was added to its queues since they were forked.
-        copy_of: The queue of this worker's that it came by, if its exchange gives a copy to each.
+            not read yet.
+        taken: The key that was taken when it arrived, for policies that decide by that.
+        returns: Its queue is one that it can be sent to again when it is woken.
+        exchange_type: The type of the exchange that it was sent to, if the main process knows it.
+            Its children do not know queues that were added since they were forked.
+        copy_of: The queue of this worker by which it came, if its exchange copies it to each queue.
         content_type: How its body is serialized.
         content_encoding: The body's character set.
-        body: The body as it came; None: it is made of the arguments again.
-        headers: The message's headers as they came, but for ours; None: not from a worker.
-        header: What ours says.
-        delivery_address: Where this worker takes woken tasks; empty: it takes none.
-        destination: Where it was sent, as `messages.destination_of` has it; empty: this worker
-            takes no more that is sent there.
+        body: The body as it came; None: it is serialized again from the arguments.
+        headers: The message's headers as they came, without ours; None: not from a worker.
+        header: Our header.
+        delivery_address: The delivery channel of this worker; empty: it has none.
+        destination: Where it was sent, by `messages.destination_of`; empty: this worker does not
+            consume such a queue any longer.
         received_at: When it arrived, by the local monotonic clock; None: not from a worker.
-        events: The name by which the worker sends events; empty while it sends none.
+        events: The name under which the worker sends events; empty while it sends none.
     """
 
     pushed: bool = False
@@ -104,21 +104,21 @@ class Received(NamedTuple):
 
     @classmethod
     def of(cls, request: Any) -> "Received":
-        """Return what came with *request*, in the process that runs its task."""
+        """Return the facts about the message of *request*, in the process that runs its task."""
         properties = request.properties
         if isinstance(properties, _Properties):
             return properties.received
-        return cls(header=LockHeader.of(request.__dict__))  # Celery's, of a task without a lock
+        return cls(header=LockHeader.of(request.__dict__))  # a request of a task without a lock
 
     @classmethod
     def noted_on(cls, message: Message) -> "Received":
-        """Read what this process has noted on *message*."""
+        """Return the facts that this process recorded on *message*."""
         noted = message.properties.get(PROPERTY)
         return cls(**noted) if isinstance(noted, _Noted) else cls()
 
     @staticmethod
     def note(message: Message, **facts: Any) -> None:
-        """Note *facts*, some of the attributes, on *message*, beside those noted before."""
+        """Record *facts*, a part of the attributes, on *message*; earlier ones are kept."""
         properties: dict[str, Any] = message.properties
         noted = properties.get(PROPERTY)
         if not isinstance(noted, _Noted):
@@ -132,17 +132,18 @@ class Received(NamedTuple):
         return made
 
 
-# What decodes to plain values: others may run users' code when a template looks into them.
+# Serializers that decode to plain values. Objects of others may run users' code when a template
+# reads them.
 _PLAIN = {"json": "application/json", "msgpack": "application/x-msgpack"}
 PLAIN_CONTENT = frozenset(_PLAIN.values())
 
 
 def receive_of_call(task: Task, options: Mapping[str, Any] | None = None) -> Receive:
     """
-    Return what makes of an argument of a call what the worker receives.
+    Return the function that converts an argument of a call to what the worker receives.
 
-    A call without a message is as one with the task's own serializer. So is, in the end, one whose
-    *options* name another serializer, unless that gives plain values.
+    A call without a message is treated as if sent with the task's own serializer. So is a call with
+    another serializer in *options*, after that one, unless that decodes to plain values.
     """
     own: str = task.serializer
     first = (options or {}).get("serializer") or own
@@ -154,7 +155,7 @@ def receive_of_call(task: Task, options: Mapping[str, Any] | None = None) -> Rec
 
 def receive_of_request(task: Task, *, nested: bool = False) -> Receive | None:
     """
-    Return the same for what *task* is called with; None: that has been received.
+    Return the same function for the arguments of *task*; None: they have been received already.
 
     A *nested* call is one by other code, though *task* has a request with a message.
     """
@@ -179,7 +180,7 @@ def _through(serializer: str) -> Callable[[Any], Any]:
         try:
             kind, encoding, body = dumps([value], serializer=serializer)
             (received,) = loads(body, kind, encoding, accept=[kind])
-        except Exception:  # noqa: BLE001  # Celery says what is wrong with it, or it is not sent
+        except Exception:  # noqa: BLE001  # Celery reports the error when it sends the call
             return value
         return received
 

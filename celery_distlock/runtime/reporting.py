@@ -39,11 +39,11 @@ class Report:
         self._log(logging.INFO, words, facts)
 
     def warning(self, words: str, error: BaseException | None = None, **facts: Any) -> None:
-        """As `info`, with the traceback of *error*."""
+        """Log a warning as `info` does, with the traceback of *error*."""
         self._log(logging.WARNING, words, facts, error)
 
     def error(self, words: str, **facts: Any) -> None:
-        """As `info`, of what has to be cured."""
+        """Log an error as `info` does."""
         self._log(logging.ERROR, words, facts)
 
     def _log(
@@ -53,7 +53,7 @@ class Report:
             facts = facts | {name: shown(facts[name]) for name in _MAY_BE_LONG & facts.keys()}
             attributes = {"task": self._task.name, "task_id": self._task_id, **facts}
             extra = {f"lock_{name}": _plain(value) for name, value in attributes.items()}
-            # Passed as an argument, for a key may contain % signs.
+            # Passed as an argument, because a key may contain % signs.
             line = f"Task {self.name} {words.format_map(facts)}"
             logger.log(level, "%s", line, exc_info=error, extra=extra)
 
@@ -82,7 +82,7 @@ class Report:
             )
 
     def conflict_ended(self, words: str, key: str, reply: Reply, **facts: Any) -> None:
-        """Report, as `info` does, what becomes of a task, and what kept it from its key."""
+        """Log the outcome of a conflict as `info` does, with the reason why the key was taken."""
         facts = {"key": key, "holder": reply.holder, **facts}
         self.info(f"{words}: {{key!r}} {{why}}", why=_why(reply), **facts)
 
@@ -93,11 +93,11 @@ class Report:
         Report that the task is parked.
 
         Args:
-            key: Where.
+            key: The key at which it is parked.
             reply: The store's answer.
             rated: The key has a rate.
             begun: A pool process has started the task, so Celery will log it as ignored.
-            behind: Tasks of this worker that are to have the key first, if nobody holds it yet.
+            behind: A task of this worker that gets the key first, if it has no holder yet.
         """
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
         line = f"{reply.place} ahead of it" if reply.place else "first in line"
@@ -120,7 +120,7 @@ _DEBUG_LINES = {
 
 
 def _why(reply: Reply, *, rated: bool = False, behind: str = "") -> str:
-    """Return why a task does not get its key now, as the end of a sentence about the key."""
+    """Return the reason why a task does not get its key now, for the end of a sentence."""
     if reply.due and not is_resting(reply.holder):
         return f"opens{' by its rate' if rated else ''} in {reply.due:.1f} s"
     if reply.holder and not (rated and reply.place):
@@ -146,13 +146,13 @@ class TaskStates:
         self._report = report
 
     def parked(self, key: str, holder: str, place: int | None) -> None:
-        """Store that the task waits for *key*, with *holder* and its *place* in the queue."""
+        """Store the state ``PARKED``, with *key*, its *holder* and the *place* in the queue."""
         if self._stores_results:
             info = {"key": shown(key), "holder": shown(holder), "place": place}
             self._store(PARKED, info)
 
     def running(self) -> None:
-        """Store that a task which was shown as parked runs now, unless Celery does so itself."""
+        """Store the state ``STARTED`` for a task shown as parked, unless Celery does so itself."""
         if self._stores_results and not self._task.track_started:
             self._store("STARTED", None)
 
@@ -167,13 +167,13 @@ class TaskStates:
             if is_aborted(self._task, identity):
                 return
             self._task.backend.store_result(identity, info, state, request=self._request)
-        except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
-            words = "goes on, though its state {state} was not stored: {why}"
+        except Exception as error:  # noqa: BLE001  # only for display: the task must not fail
+            words = "continues although its state {state} was not stored: {why}"
             self._report.warning(words, state=state, why=error)
 
 
 def is_aborted(task: Any, identity: str) -> bool:
-    """Whether a task is one of Celery's `AbortableTask`, and aborted; that is a state, too."""
+    """Whether a task is an `AbortableTask` of Celery and aborted, which is a stored state, too."""
     if not isinstance(task, AbortableTask) or isinstance(task.backend, DisabledBackend):
         return False
     return bool(task.AsyncResult(identity).state == ABORTED)

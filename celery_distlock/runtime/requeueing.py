@@ -1,4 +1,4 @@
-"""How an invocation that cannot run now runs later: parked in the store, or sent again."""
+"""Postpones an invocation that cannot run now: parks it in the store, or sends it again."""
 
 import contextlib
 import time
@@ -38,15 +38,16 @@ from .publishing import broker_reason, is_refusal, publish
 
 __all__ = ["Postponed", "Requeueing", "drop", "drop_at", "route_of"]
 
-# Seconds; no longer, so that a store that is back does not wait for its tasks.
+# Short, so that tasks come back soon after the store does.
 OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
-BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker does not take it
-# Seconds after which it gets back what it refuses and still has, so that a worker can be stopped.
+BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker does not accept it
+# Seconds after which a message that the broker refuses, but still has, is rejected to it, so that a
+# worker can be stopped.
 GIVE_BACK_AFTER = 30.0
 
 
 class Postponed(Ignore):
-    """The task has not run, and is on its way to run later."""
+    """The task has not run, and was parked or sent again to run later."""
 
 
 class Requeueing:
@@ -67,21 +68,21 @@ class Requeueing:
     # At keys that are taken
 
     def park_request(self, *names: str) -> ParkRequest:
-        """Return what is parked at the first of the keys of these slot names, which it needs."""
+        """Return the request that parks it at the first of the keys with slot names *names*."""
         invocation = self._invocation
         since, run = invocation.waiting_since, invocation.execution_id
         header = invocation.header.parked(names, run, since=since, sent=False)
         return self._request_for(invocation.seal(header))
 
     def route(self, keys: Iterable[Key]) -> Route:
-        """Return the way of a run through *keys*, in their order."""
+        """Return the route of its run through *keys*, in their order."""
         return route_of(keys, str(self._invocation.task.name))
 
     def leave_reservations(self, *names: str, mark: bool = False) -> None:
         """
-        Free the keys that we were woken for, but for those *names*, at which we wait again.
+        Free the keys that are reserved for it, except *names*, at which it waits again.
 
-        *mark*: the run has ended, so a second delivery of it is to be recognised.
+        *mark*: the run has ended, so a second delivery of it must be recognised.
         """
         invocation = self._invocation
         header = invocation.header
@@ -90,11 +91,12 @@ class Requeueing:
 
     def leave_store(self) -> None:
         """
-        Have the store forget a run that waits in this process.
+        Drop a run from the store, because it waits in this process.
 
         Raises:
-            Postponed: It was to keep the message until the task has ended; now the broker does.
-            Reject: The broker does not take it; the store has it.
+            Postponed: The store had to retain the message until the task's end; the broker has it
+                now.
+            Reject: The broker did not accept it; the store keeps it.
         """
         if self._invocation.retained:
             self.move_to_broker()
@@ -109,12 +111,12 @@ class Requeueing:
 
     def seal_for_failure(self, taken: Sequence[Hold]) -> bytes | None:
         """
-        Return what is requeued if the body fails; made before the body changes anything.
+        Return the envelope to requeue if the body fails; made before the body changes anything.
 
-        None: it has no message, no key, no queue to return to, or was requeued often enough.
+        None: it has no message, no key, no queue to return to, or no requeues left.
         """
         invocation, header = self._invocation, self._invocation.header
-        # Without a queue to return to, nobody would send it again.
+        # Without a queue to return to, no process could send it again.
         if not (invocation.has_message and taken and invocation.received.returns):
             return None
         if header.requeues >= invocation.plan.settings.max_requeues:
@@ -127,10 +129,10 @@ class Requeueing:
 
     def requeue(self, sealed: bytes, taken: Sequence[Hold], error: Exception) -> None:
         """
-        Park the failed task at the end of its key's queue, as another execution.
+        Park the failed task at the end of its key's queue, as a new execution.
 
         Raises:
-            Postponed: That is done.
+            Postponed: Always, after that.
         """
         key = taken[0].key
         number = self._invocation.header.requeues + 1
@@ -147,7 +149,7 @@ class Requeueing:
     def _put_back(
         self, taken: Sequence[Hold], sealed: bytes, delay: float, arrival: int = 0
     ) -> None:
-        """Park the next execution at its keys; by the broker after *delay*, if that fails."""
+        """Park the next execution at its keys; if that fails, send it in *delay* seconds."""
         run, route = self._next_execution_id(), self.route(hold.wanted for hold in taken)
         stand = StandRequest(run, route, arrival, self._request_for(sealed))
         try:
@@ -160,35 +162,35 @@ class Requeueing:
             self._publish(sealed, delay)
 
     def _pass_identity_on(self, key: str, run: str) -> None:
-        """Have calls like this one joined to its next execution, if they were to this one."""
+        """Let the next execution inherit this one's identity, so that calls still join it."""
         invocation, unique = self._invocation, self._invocation.plan.unique
         if unique is None or invocation.plan.identity is None:
             return
         request: Any = invocation.request
         ignored = invocation.task.ignore_result
         silent = bool(ignored if request.ignore_result is None else request.ignore_result)
-        with contextlib.suppress(StoreError, LockKeyError, TypeError):  # it is another one then
+        with contextlib.suppress(StoreError, LockKeyError, TypeError):  # then it has none
             name = invocation.plan.identity.of(*arguments_that_came(request), invocation.receive)
             identity = Identity(name, unique.until, silent=silent)
             QueueStore.of(self._store).calls.inherit(key, identity, run)
 
     def _park_at(self, key: Key, stand: StandRequest) -> None:
-        """Park a run at its only key; put it on its way at once if that has room."""
+        """Park a run at its only key; dispatch it at once if the key has room."""
         terms, run = self._invocation.plan.terms, stand.run
         hold = Hold(self._store, key, terms, label=self._report.name, run=run)
         hold.arrival = stand.arrival
         reply = acquire(hold, park=stand.park_request)
-        if reply.status is Status.GRANTED:  # ours was lost, or there is room for both
+        if reply.status is Status.GRANTED:  # our lock was lost, or there is room for both
             store, stand = QueueStore.of(self._store), stand._replace(owners=[hold.owner])
             release_by([hold], lambda: stand_and_send(store, stand))
 
     def _next_execution_id(self) -> str:
         return self._invocation.execution_id_for(self._invocation.header.number + 1)
 
-    # At the task's own wish
+    # When the task asks for it
 
     def why_not_postpone(self) -> str:
-        """Return why it cannot be put back; empty: it can."""
+        """Return why the task cannot be postponed; empty: it can."""
         invocation = self._invocation
         if not invocation.has_message:
             return "it was called without a message of its own: by other code, apply(), or eagerly"
@@ -200,10 +202,10 @@ class Requeueing:
 
     def postpone(self, taken: Sequence[Hold], seconds: float) -> None:
         """
-        Park the task in front of its key's queue, as another execution.
+        Park the task at the front of its key's queue, as a new execution.
 
         Raises:
-            Postponed: That is done.
+            Postponed: Always, after that.
         """
         invocation, header = self._invocation, self._invocation.header
         next_header = header.of_next(postponed=header.postponed + 1, since=time.time())
@@ -218,11 +220,11 @@ class Requeueing:
 
     def resend(self, decision: policies.Resend) -> None:
         """
-        Send the message again, to come after the delay that the policy wants.
+        Send the message again, with the delay that the policy decided.
 
         Raises:
-            Postponed: That is done.
-            Reject: The broker refuses that, and still has the message.
+            Postponed: Always, after that.
+            Reject: The broker refused it, and still has the message.
         """
         header = self._header_by_broker()._replace(outages=0)
         envelope = seal(self._invocation.request, header)
@@ -232,15 +234,16 @@ class Requeueing:
 
     def move_to_broker(self) -> None:
         """
-        Give the broker a message that the store retains, and cannot any longer.
+        Move a message that the store can no longer retain to the broker.
 
-        First that, then the store forgets it: at each instant one of them has it.
+        It is published first and dropped from the store after that, so that one of them always has
+        it.
 
         Raises:
-            Postponed: That is done.
-            Reject: The broker does not take it, so the store sends it again.
+            Postponed: Always, after that.
+            Reject: The broker did not accept it, so the store sends it again.
         """
-        header = self._header_by_broker()  # with one attempt more: the store may send it as well
+        header = self._header_by_broker()  # counts an attempt: the store may send it as well
         try:
             self._publish_once(seal(self._invocation.request, header))
         except OperationalError as error:
@@ -250,7 +253,7 @@ class Requeueing:
         raise Postponed("sent again by the broker")
 
     def _header_by_broker(self) -> LockHeader:
-        """Return the header of the message as it is sent again by the broker, not woken."""
+        """Return the header for sending the message again by the broker, as not woken."""
         invocation = self._invocation
         return invocation.header._replace(
             woken=False,
@@ -261,16 +264,16 @@ class Requeueing:
 
     def on_outage(self, error: StoreUnavailableError) -> None:
         """
-        Do as `lock_on_outage` says; return only if the task is to run unlocked.
+        Apply `lock_on_outage`; return only if the task may run unlocked.
 
         Raises:
             Postponed: The message was sent again.
-            Reject: The broker refuses that, and still has the message.
-            StoreUnavailableError: The task is to fail.
+            Reject: The broker refused it, and still has the message.
+            StoreUnavailableError: The task must fail.
         """
         invocation = self._invocation
         what = invocation.plan.settings.on_outage
-        # A message that the store or the broker may have, too, would run beside itself.
+        # If the store or the broker may have the message as well, two deliveries could run at once.
         if what == "run" and not (invocation.redelivered or self.asked_to_park):
             self._report.warning("runs UNLOCKED, the lock store is away: {why}", why=error)
             return
@@ -286,7 +289,7 @@ class Requeueing:
         raise Postponed("the lock store is away") from error
 
     def drop_parked(self) -> None:
-        """Let what ends now not run later: the store has it, or was asked to and did not answer."""
+        """Drop the run from the store, which may have it, so that it does not run later."""
         run = self._invocation.execution_id
         for key in self._keys if run else ():
             owner, ended = new_owner(self._report.name), Completion.YES
@@ -302,27 +305,27 @@ class Requeueing:
                 late = clock.monotonic() - began >= GIVE_BACK_AFTER
                 if may_give_back and late and self._broker_has_it and is_refusal(error):
                     raise Reject(broker_reason(error), requeue=True) from error
-                # Else only this process knows the task now, so it must not stop trying.
-                words = "waits, the broker does not take it: {why}; is sent in {pause:g} s or later"
+                # Otherwise only this process has the task, so it must not stop trying.
+                words = "waits, the broker does not accept it: {why}; trying again in {pause:g} s"
                 self._report.warning(words, pause=BROKER_PAUSE, why=broker_reason(error))
                 time.sleep(BROKER_PAUSE)
 
     def _publish_once(self, envelope: bytes, delay: float = 0.0) -> None:
         received = self._invocation.received
-        if received.copy_of:  # the others have copies of their own
+        if received.copy_of:  # the other workers have their own copies
             envelope = addressed(envelope, received.copy_of)
         app, kind = self._invocation.task.app, received.exchange_type
         publish(app, envelope, exchange_type=kind, delay=delay)
 
     @property
     def _broker_has_it(self) -> bool:
-        """Whether the broker keeps the message, which is not acknowledged."""
+        """Whether the broker still has the message, because it is not acknowledged."""
         invocation = self._invocation
         return bool(invocation.task.acks_late) and not invocation.received.pushed
 
 
 def route_of(keys: Iterable[Key], task: str) -> Route:
-    """Return the way of a run of *task* through *keys*, in their order."""
+    """Return the route of a run of *task* through *keys*, in their order."""
     keys = tuple(keys)
     wants = tuple(map(want_of, keys))
     wants = () if all(want == ALONE for want in wants) else wants
@@ -330,7 +333,7 @@ def route_of(keys: Iterable[Key], task: str) -> Route:
 
 
 def drop_at(store: Store, names: Iterable[str], run: str, *, mark: bool) -> None:
-    """Drop a run at the keys of these slot names; where the store is away, it lapses by itself."""
+    """Drop a run at the keys with slot names *names*; if the store is away, it expires there."""
     for name in names:
         with contextlib.suppress(StoreError):
             drop(store, name, run, mark=mark)
@@ -338,9 +341,10 @@ def drop_at(store: Store, names: Iterable[str], run: str, *, mark: bool) -> None
 
 def drop(store: Store, name: str, run: str, *, mark: bool = True) -> bool:
     """
-    Have the store drop a run that is parked at the key of slot name *name*; send what that wakes.
+    Drop a run that is parked at the key with slot name *name*; dispatch the run that this admits.
 
-    False: the store did not know the run there.
+    Returns:
+        False if the store did not know the run there.
     """
     dropped = store.drop(WokenTask(name, run, b""), mark=mark)
     store.dispatch(dropped.wake)

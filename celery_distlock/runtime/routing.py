@@ -1,4 +1,4 @@
-"""An app's queues, as far as it knows them: where a message comes to, and what they have."""
+"""The queues that an app knows: which of them a message reaches, and whether they are empty."""
 
 import functools
 import logging
@@ -27,40 +27,40 @@ __all__ = [
 
 
 def known_queues(app: Celery) -> list[Queue]:
-    """Return the queues that *app* knows now; another thread may add one meanwhile."""
+    """Return a copy of the queues that *app* knows; another thread may add one at any time."""
     return list(dict.values(app.amqp.queues))
 
 
 def queues_at(app: Celery, exchange: str, routing_key: str) -> list[Queue]:
-    """Return the queues of *app* to which a message to *exchange* with *routing_key* comes."""
+    """Return the queues of *app* that a message to *exchange* with *routing_key* reaches."""
     if exchange:
         return [queue for queue in known_queues(app) if _leads_to(queue, exchange, routing_key)]
-    # All are bound to the broker's default exchange, by name. `queues[...]` would make up one.
+    # All are bound to the broker's default exchange, by name. `queues[...]` would create one.
     queue = dict.get(app.amqp.queues, routing_key)
     return [] if queue is None else [queue]
 
 
 def queue_names(app: Celery, exchange: str, routing_key: str) -> list[str]:
-    """Return the names of the queues to which such a message comes, be they of *app* or not."""
+    """Return the names of the queues that such a message reaches, known to *app* or not."""
     if not exchange:
         return [routing_key]
     return [queue.name for queue in queues_at(app, exchange, routing_key)]
 
 
 def taken_queues(app: Celery) -> set[str]:
-    """Return the names of the queues that this worker takes from, be they given by an alias."""
+    """Return the names of the queues that this worker consumes, with aliases resolved."""
     return {queue.name for queue in list(dict.values(app.amqp.queues.consume_from))}
 
 
 def exchange_type(app: Celery, exchange: str) -> str:
-    """Return the type of an exchange that a queue of *app* is bound to; empty: of none."""
+    """Return the type of an exchange that a queue of *app* is bound to; empty: not known."""
     queues = known_queues(app) if exchange else ()
     places = (place for queue in queues for place, _ in _bindings(queue))
     return next((str(place.type) for place in places if place.name == exchange), "")
 
 
 def copied_queue(app: Celery, exchange: str) -> str:
-    """Return the queue by which this worker gets its copies of a fanout *exchange*; empty: none."""
+    """Return the queue by which this worker gets copies from a fanout *exchange*; empty: none."""
     taken = taken_queues(app)
     return next((name for name in queue_names(app, exchange, "") if name in taken), "")
 
@@ -73,7 +73,7 @@ def _bindings(queue: Any) -> list[tuple[Any, str]]:
 
 
 def _leads_to(queue: Any, exchange: str, routing_key: str) -> bool:
-    if exchange.endswith(CELERY_DELAYED_DELIVERY_EXCHANGE):  # RabbitMQ itself kept its countdown
+    if exchange.endswith(CELERY_DELAYED_DELIVERY_EXCHANGE):  # RabbitMQ has delayed the message
         return _topic(f"#.{queue.routing_key}").fullmatch(routing_key) is not None
     return any(
         place.name == exchange and _matches(place.type, binding, routing_key)
@@ -86,12 +86,12 @@ def _matches(kind: str, binding: str, routing_key: str) -> bool:
         return binding == routing_key
     if kind == "topic":
         return _topic(binding).fullmatch(routing_key) is not None
-    return True  # fanout, headers, and those of plugins go by something else
+    return True  # fanout, headers and plugins' exchanges do not use the routing key alone
 
 
 @functools.lru_cache(maxsize=1000)
 def _topic(binding: str) -> re.Pattern[str]:
-    """Return what *binding* matches: ``*`` is one word, ``#`` any number of them."""
+    """Return a pattern for *binding*: ``*`` matches one word, ``#`` any number of words."""
     pattern = re.escape(binding).replace(r"\*", r"[^.]*")
     pattern = pattern.replace(r"\.\#", r"(?:\..*)?").replace(r"\#\.", r"(?:.*\.)?")
     return re.compile(pattern.replace(r"\#", ".*"), re.DOTALL)
@@ -99,21 +99,21 @@ def _topic(binding: str) -> re.Pattern[str]:
 
 logger = logging.getLogger(__name__)
 
-LOOKED_FOR = 1.0  # seconds for which a queue counts as one that has messages
-EMPTY_FOR = 10.0  # seconds for which it counts as empty
+LOOKED_FOR = 1.0  # seconds for which the answer "has messages" is cached
+EMPTY_FOR = 10.0  # seconds for which the answer "is empty" is cached
 
 
 class Backlog:
     """
-    Finds out whether the broker's queues have messages: what may be among them is not sent again.
+    Checks whether the broker's queues have messages, which may include one that seems lost.
 
-    A queue that is not empty may have any message that it was given. One that is empty has lost
-    those that are with no worker; a worker keeps what it has fetched from being sent elsewhere, see
-    :mod:`celery_distlock.worker.registration`.
+    A queue that is not empty may have any message that was published to it. If it is empty, the
+    messages that no worker has are lost. A worker reports the messages that it has fetched, so that
+    they are not sent elsewhere, see :mod:`celery_distlock.worker.registration`.
 
-    What is asked about was given to it a minute ago or more, so it is lost also if the queue was
-    empty some seconds ago. Without that, of many that are lost the first that are sent again would
-    be taken for the others. One for each app; asked in threads that may wait for the broker.
+    A message in question was published at least a minute ago, so it is also lost if the queue was
+    empty a few seconds ago. Without that cache, the first lost messages that are sent again would
+    be mistaken for the others. One for each app; used in threads that may wait for the broker.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -122,9 +122,9 @@ class Backlog:
 
     def is_in(self, queues: Iterable[str]) -> bool:
         """
-        Whether one of *queues* has messages, or may have some: the broker is away.
+        Whether one of *queues* has messages, or may have some because the broker is away.
 
-        False also where the broker keeps or shows no number of them.
+        Also false if the broker does not report their number.
         """
         return any(map(self._has_messages, queues))
 
@@ -137,19 +137,19 @@ class Backlog:
         return has_messages
 
     def _count(self, queue: str) -> int:
-        """Return how many messages are ready in *queue*, as far as the broker says."""
+        """Return how many messages are ready in *queue*, as far as the broker reports that."""
         with forks.no_fork(), self._app.connection_or_acquire() as connection:
             try:
-                # A channel of its own: a broker closes the one on which a queue was not found.
+                # A new channel: the broker closes it if the queue is not found.
                 with connection.channel() as channel:
                     return _ready(channel, queue)
-            except Exception as error:  # noqa: BLE001  # each client has its own
-                logger.debug("the broker does not say what is in queue %r: %s", queue, error)
+            except Exception as error:  # noqa: BLE001  # each transport raises its own
+                logger.debug("the broker does not report the length of queue %r: %s", queue, error)
                 return isinstance(error, (OperationalError, *connection.connection_errors))
 
 
 def _ready(channel: Any, queue: str) -> int:
     if isinstance(channel, virtual.Channel):
-        # To declare it passively fails with a `global_keyprefix`, as if it were gone.
+        # A passive declaration fails with a `global_keyprefix`, as if the queue did not exist.
         return int(channel._size(queue) or 0)
     return int(channel.queue_declare(queue=queue, passive=True).message_count or 0)

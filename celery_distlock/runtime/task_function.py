@@ -1,4 +1,4 @@
-"""What Celery calls when a task runs: its signature, and whether it has ended when it returns."""
+"""The function of a task: its signature, and whether its work is done when it returns."""
 
 import concurrent.futures
 import contextlib
@@ -19,7 +19,7 @@ from celery_distlock.rate import Rate
 __all__ = ["TaskFunction", "Validation", "is_pending"]
 
 _RUN = "_distlock_run"  # among a task class's attributes
-_WRAPPERS = (vars(contextlib), vars(functools))  # where wrappers are made that hand on all they get
+_WRAPPERS = (vars(contextlib), vars(functools))  # their wrappers pass all arguments on
 _PENDING = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)
 _RUNS = re.compile("^run|sync|await")  # names in code that runs a coroutine
 
@@ -29,8 +29,8 @@ _KINDS = {
     "a generator function": inspect.isgeneratorfunction,
 }
 _ASYNC_WAY = (
-    "declare a plain function whose body is asyncio.run(...), which has the key until the coroutine"
-    " has ended; or declare the task without LockedTask, and take AsyncLock in the coroutine"
+    "declare a plain function with the body asyncio.run(...), which holds the key until the"
+    " coroutine has ended; or declare the task without LockedTask, and use AsyncLock in it"
 )
 _GENERATOR_WAY = "declare a plain function that does the work, or returns list(...) of it"
 
@@ -39,9 +39,9 @@ class TaskFunction:
     """
     The function of a task, as Celery calls it.
 
-    If a decorator has wrapped it, this is the wrapper, which may add arguments and take others
-    away. Wrappers of the standard library, and Celery's own for Pydantic, hand on what they get:
-    the function in them counts.
+    If a decorator has wrapped it, this is the wrapper, which may add and remove arguments. Wrappers
+    of the standard library, and Celery's own for Pydantic, pass their arguments on, so the function
+    inside counts.
     """
 
     def __init__(self, task: type[Any], name: str) -> None:
@@ -55,10 +55,10 @@ class TaskFunction:
 
     def key_rule(self, rule: Any, *, option: str = "lock_key", rate: Rate | None = None) -> KeyRule:
         """
-        Return how keys are made from the arguments of the task, as *rule*, its *option*, says.
+        Return the rule that makes keys from the task's arguments, from *rule*, its *option*.
 
         Raises:
-            ConfigurationError: As `KeyRule`.
+            ConfigurationError: See `KeyRule`.
         """
         signature, validate = self._signature(), None
         if self._validated:
@@ -81,7 +81,7 @@ class TaskFunction:
 
     def ensure_calls_compare(self, what: str) -> None:
         """
-        Raise if one call, written by position and by keyword, would be two for *what*.
+        Raise if the same arguments, by position or by keyword, would differ for *what*.
 
         Raises:
             ConfigurationError: A wrapper takes any arguments for a function that names them.
@@ -93,12 +93,12 @@ class TaskFunction:
         wrapped = self._seen_by_callers(_inner(self._function), follow_wrapped=True)
         if Parameter.POSITIONAL_OR_KEYWORD in _kinds(wrapped):
             raise ConfigurationError(
-                f"task {self._task}: {what} compares all arguments, and of one call, written by"
-                f" position and by keyword, it would make two{hint}"
+                f"task {self._task}: {what} compares all arguments, and would treat the same ones"
+                f" by position and by keyword as different{hint}"
             )
 
     def _signature(self) -> inspect.Signature:
-        # Celery's wrapper for Pydantic binds arguments by what it wraps, whatever that is.
+        # Celery's wrapper for Pydantic binds arguments by the signature of what it wraps.
         return self._seen_by_callers(_inner(self._function), follow_wrapped=self._validated)
 
     def _seen_by_callers(self, function: Any, *, follow_wrapped: bool) -> inspect.Signature:
@@ -109,7 +109,7 @@ class TaskFunction:
             return inspect.signature(function, follow_wrapped=follow_wrapped, **AS_TEXT)
         except ValueError as error:
             raise ConfigurationError(
-                f"task {self._task}: which arguments its function takes is not known: {error}"
+                f"task {self._task}: its function has no known signature: {error}"
             ) from error
 
     def _on_wrappers(self, signature: inspect.Signature) -> str:
@@ -118,7 +118,7 @@ class TaskFunction:
             return ""
         return (
             f"; its parameters are {signature}, those of a decorator's wrapper around"
-            f" {_name(function)}: if the wrapper hands on what it gets, have the decorator set"
+            f" {_name(function)}: if the wrapper passes its arguments on, let the decorator set"
             " wrapper.__signature__ = inspect.signature(function); else lock_key may be a"
             " callable that takes the arguments as they are sent"
         )
@@ -130,8 +130,8 @@ class TaskFunction:
             function = function.func
         if kind := _kind(function):
             raise ConfigurationError(
-                f"task {self._task}: {_name(function)} is {kind}, whose body runs after its call"
-                " has returned: the key would be released before; "
+                f"task {self._task}: {_name(function)} is {kind}: its body runs after the call"
+                " has returned, so the key would be released before; "
                 f"{_ASYNC_WAY if 'async' in kind or 'coroutine' in kind else _GENERATOR_WAY}"
             )
 
@@ -153,7 +153,7 @@ def is_pending(result: Any) -> bool:
 
 
 def _declared_run(task: type[Any]) -> Any:
-    """Return the ``run`` of *task* as it was declared: an agent may have replaced it since then."""
+    """Return the ``run`` of *task* as declared; a monitoring agent may have replaced it since."""
     if _RUN not in vars(task):
         setattr(task, _RUN, inspect.getattr_static(task, "run"))
     return vars(task)[_RUN]
@@ -188,7 +188,7 @@ def _kinds(signature: inspect.Signature) -> set[Any]:
 
 
 def _kind(function: Any) -> str:
-    """Return what kind of function it is, if its call does not run its body."""
+    """Return the kind of a function whose call does not run its body; empty for others."""
     call = inspect.getattr_static(type(function), "__call__", None)  # of an object
     kinds = (kind for kind, is_one in _KINDS.items() if is_one(function) or is_one(call))
     return next(kinds, "")
@@ -203,13 +203,13 @@ class Validation:
     """
     Validates arguments as Celery's wrapper around a task's function does.
 
-    The wrapper validates and calls in one breath. So it is made once more, around a function that
-    returns what it is called with.
+    The wrapper validates and calls in one step. So a copy of it is made around a function that
+    returns its arguments.
 
     Args:
-        wrapper: What Celery has made of the task's function.
-        bound: Whether that has the task as its first parameter.
-        where: Names the task, for messages.
+        wrapper: Celery's wrapper around the task's function.
+        bound: Whether the function has the task as its first parameter.
+        where: The task's name, for messages.
 
     Raises:
         ConfigurationError: This Celery's wrapper is not like those of 5.5 to 5.7.
@@ -219,8 +219,8 @@ class Validation:
         code, cells = wrapper.__code__, wrapper.__closure__ or ()
         if "task_fun" not in code.co_freevars:
             raise ConfigurationError(
-                f"{where}: how this version of Celery validates by Pydantic is not known here; use"
-                " one that is supported, or pydantic=False"
+                f"{where}: the Pydantic validation of this version of Celery is not supported; use"
+                " a supported version, or pydantic=False"
             )
         closure = tuple(
             CellType(_arguments) if name == "task_fun" else cell
@@ -236,10 +236,10 @@ class Validation:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """
-        Return the arguments with models in the place of what is one's fields.
+        Return the arguments with models in place of dictionaries of their fields.
 
         Raises:
-            pydantic.ValidationError: They are wrong; calling the task would raise the same.
+            pydantic.ValidationError: They are invalid; calling the task would raise the same.
         """
         validated, named = self._validate(*self._before, *args, **kwargs)
         return validated[len(self._before) :], named

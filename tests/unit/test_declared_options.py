@@ -165,7 +165,7 @@ def test_a_call_refuses_what_it_does_not_take(app, call, option):
 def test_a_rule_for_one_call_is_refused_whichever_way_it_goes(app, via):
     task = declared(app, lock_via=via)
 
-    with pytest.raises(ConfigurationError, match="of one call lock_unique can only be None"):
+    with pytest.raises(ConfigurationError, match="in a call lock_unique can only be None"):
         task.apply_async(("tee",), lock_unique="started")
 
 
