@@ -1,4 +1,4 @@
-"""A rate that holds over two workers, beside those of other libraries."""
+"""A rate over two workers, compared with those of other libraries."""
 
 import asyncio
 import bisect

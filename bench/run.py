@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure celery-distlock beside others.")
+    parser = argparse.ArgumentParser(description="Compare celery-distlock with other libraries.")
     parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, default=DEFAULT, help="where to save the figures")

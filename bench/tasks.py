@@ -1,4 +1,4 @@
-"""Locked tasks beside plain ones, beside tasks that retry, and beside those of other libraries."""
+"""Locked tasks compared with plain ones, with tasks that retry, and with other libraries."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -58,7 +58,7 @@ def noops(worker: Worker, rounds: int) -> Part:
     # What is parked is thrown away in the end, and the lock with it.
     with suppress(LockLostError), Lock("one", lease=600.0, store=worker.url):
         worker.time(one_by_one, [(0.0,)] * CROWD)
-        beside = in_turn({"locked": run(locked)}, min(3, rounds))["locked"]
+        crowded = in_turn({"locked": run(locked)}, min(3, rounds))["locked"]
         worker.forget_parked("one")
     return Part(
         "noops",
@@ -67,7 +67,7 @@ def noops(worker: Worker, rounds: int) -> Part:
         ["this", "the other"],
         [
             _throughput("locked / plain", times["plain"], times["locked"], 0.92),
-            _throughput(f"locked, beside {CROWD:,} parked / without them", alone, beside, 0.95),
+            _throughput(f"locked, with {CROWD:,} parked / without them", alone, crowded, 0.95),
         ],
     )
 
@@ -175,8 +175,8 @@ def hot_key(worker: Worker, single: Worker, rounds: int) -> Part:
     goals = dict(zip(works, (1.03, 1.10, None), strict=True))
     return Part(
         "hot_key",
-        f"{CONTENDED} tasks of {HOLD * 1e3:.0f} ms, all for one key, {SLOTS} slots, beside plain"
-        " ones in a worker with one slot",
+        f"{CONTENDED} tasks of {HOLD * 1e3:.0f} ms, all for one key, {SLOTS} slots, compared with"
+        " plain ones in a worker with one slot",
         "time / one slot",
         ["until the last has ended", "/ sum of the tasks"],
         [

@@ -40,7 +40,7 @@ def uncontended(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
         "time / bare lock",
         [*COLUMNS, "terms"],
         rows,
-        [*absent, "Only celery-distlock's lock can be taken again by who holds it."],
+        [*absent, "Only celery-distlock's lock can be acquired again by its holder."],
     )
 
 

@@ -221,7 +221,7 @@ def readers(team: Team, server: EmbeddedServer, rounds: int) -> Part:
         "readers",
         f"{READERS} readers and {WRITERS} writers of one key, {HOLD * 1e3:.0f} ms each",
         "grants/s / all of them alone",
-        ["grants", "of it readers", "beside a writer", "writers' p99 wait", "in phases"],
+        ["grants", "of it readers", "with a writer", "writers' p99 wait", "in phases"],
         [
             _mixed(shared, mixes[shared], mixes[alone], goal=True),
             _mixed(alone, mixes[alone], mixes[alone]),
@@ -252,7 +252,7 @@ def _mixed(name: str, mixes: Sequence[Mix], alone: Sequence[Mix], *, goal: bool 
             Figure(median(mix.rate for mix in mixes), "/s", 0),
             Figure(100 * shared / len(stays), "%", 0),
             Figure(
-                sum(beside_a_writer(mix.stays) for mix in mixes),
+                sum(with_a_writer(mix.stays) for mix in mixes),
                 places=0,
                 at_most=0 if goal else None,
             ),
@@ -303,8 +303,8 @@ def waited_phases(stays: Sequence[Stay]) -> list[int]:
     ]
 
 
-def beside_a_writer(stays: Sequence[Stay]) -> int:
-    """Return how often somebody entered while another one was alone, or was alone beside others."""
+def with_a_writer(stays: Sequence[Stay]) -> int:
+    """Return how many grants broke exclusion: a writer together with any other holder."""
     ordered = sorted(stays, key=lambda stay: stay.begin)
     wrong, last_end, alone_until = 0, 0.0, 0.0
     for stay in ordered:
