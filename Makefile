@@ -130,15 +130,16 @@ model: $(READY)  ## all that may happen to two or three tasks at one or two keys
 
 # SEED has other schedules, SIDES others of memory, model, old and server.
 agreement: SCHEDULES := 100000
-agreement: $(READY)  ## two stores beside each other in random schedules; half an hour
+agreement: $(READY)  ## compare two stores in random schedules; half an hour
 	@$(BIN)/python -m tests.agreement --schedules $(SCHEDULES) $(SEED:%=--seed %) $(SIDES:%=--sides %) --processes 2
 
-lint: $(READY)  ## check style, types, the direction of imports, tests/shaky.txt, and what GitHub and Read the Docs read
+lint: $(READY)  ## check style, types, imports, English, tests/shaky.txt, and the files for GitHub and Read the Docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python -m tests.shaky
+	@$(BIN)/python -m tests.words
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml

@@ -135,7 +135,7 @@ class Hold:
         store: Where the key is.
         key: The key and the amount of it; a plain text means all of it.
         terms: See :class:`Terms`.
-        label: Name of the caller, for people who inspect the lock later.
+        label: Name of the caller, for display when the lock is inspected.
         run: Name of the task execution that asks, see :meth:`Store.acquire`.
         waited: Seconds for which it has already waited, elsewhere.
         redelivered: As in :class:`~celery_distlock.stores.AcquireRequest`.

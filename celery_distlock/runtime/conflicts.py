@@ -147,7 +147,7 @@ def fail(task: Task, error: Exception) -> None:
 
 
 class _Attempt:
-    """Stand-in for *task* in Celery's automatic retries; its body raises *error*."""
+    """Substitute for *task* in Celery's automatic retries; its body raises *error*."""
 
     def __init__(self, task: Task, error: Exception) -> None:
         self._task = task

@@ -41,7 +41,7 @@ if again == '2' then
     prune()
     local reserved = grant_for(run)
     if reserved then
-        free(reserved) -- for the next one; if that is to be sent, the next sweep finds it
+        free(reserved) -- for the next one; if it must be sent, the next sweep finds it
     end
 end
 return 1
