@@ -133,7 +133,7 @@ class Precedence:
     """
     A context manager that lets a woken task start first in a prefork pool.
 
-    - It overtakes tasks that were not woken: it arrived before them, and its key is idle until then.
+    - It overtakes tasks that were not woken: it arrived before them, and its key is idle.
     - It never overtakes another woken task.
     - Without an event loop (threads, gevent, solo) tasks begin in the order in which the pool got
       them.
