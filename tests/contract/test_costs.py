@@ -229,7 +229,7 @@ def cost(crowd: str, act: str, times: int) -> Cost:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_what_a_request_costs_is_the_same_beside_many(crowd, act):
+def test_a_request_costs_the_same_with_many_others(crowd, act):
     beside_few, beside_many = cost(crowd, act, FEW), cost(crowd, act, MANY)
 
     assert beside_many.commands <= beside_few.commands + BOUND

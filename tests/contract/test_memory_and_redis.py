@@ -149,7 +149,7 @@ class TestMemoryStore(FullContract):
 
         assert take(store, "k", "b") > first
 
-    def test_what_has_expired_takes_no_memory_though_nobody_asks_for_it(self, store, pass_time):
+    def test_what_has_expired_takes_no_memory_without_a_request(self, store, pass_time):
         work(store)
         assert len(store._servers.server.keys) > 1
 

@@ -82,7 +82,7 @@ def test_tokens_rise_though_the_servers_clock_was_set_back(redis_store, redis_ur
 
 
 @pytest.mark.parametrize("stands", [False, True], ids=["parks", "stands"])
-def test_who_came_before_the_servers_clock_was_set_back_stays_before(
+def test_an_arrival_before_the_servers_clock_was_set_back_stays_before(
     redis_store, redis_url, prefix, stands
 ):
     redis_store.acquire(AcquireRequest("k", "a", 60.0))
@@ -203,7 +203,7 @@ def test_a_key_whose_records_are_spoilt_does_not_keep_others_from_being_swept(
     assert len(told) == 1
 
 
-def test_a_run_whose_message_nobody_takes_is_sent_daily_for_a_month_and_then_forgotten(
+def test_a_run_whose_message_no_worker_takes_is_sent_daily_for_a_month_and_then_forgotten(
     redis_store, redis_url, prefix
 ):
     take(redis_store, "k", "a")
@@ -329,7 +329,7 @@ def test_more_than_a_score_can_tell_apart_in_a_millisecond_keep_their_order(redi
     assert [waiter.run for waiter in redis_store.calls.delayed("k", limit=3000)] == calls
 
 
-def test_the_identity_of_who_is_cancelled_is_not_looked_for_among_all(private_server):
+def test_the_identity_of_a_cancelled_run_is_not_looked_for_among_all(private_server):
     server = private_server()
     with closing(RedisStore(server.url, "p")) as store, server.client() as client:
         send(store, "k", "task:0:0:0", identity=Identity("same", 60.0), delay=600.0)
@@ -367,7 +367,7 @@ def test_a_task_is_looked_for_at_many_keys_at_once(redis_store, monkeypatch):
     assert len(asked) < 20
 
 
-def test_a_full_server_lets_those_go_on_and_leave_who_have_a_rate(private_server):
+def test_a_full_server_lets_holders_with_a_rate_go_on_and_leave(private_server):
     server = private_server()
     want = Want(1, 3, (Rate(5, per=60.0, burst=5),))
     with closing(RedisStore(server.url, "p")) as full:
@@ -393,7 +393,7 @@ def test_a_full_server_lets_those_go_on_and_leave_who_have_a_rate(private_server
 
 
 @pytest.mark.parametrize("want", [ALONE, Want(1, 2)], ids=str)
-def test_a_full_server_keeps_a_key_for_who_comes_next(private_server, want):
+def test_a_full_server_keeps_a_key_for_the_next_waiter(private_server, want):
     server, kept = private_server(), ("task:1:0:0", 60.0)
     with closing(RedisStore(server.url, "p")) as full, server.client() as client:
         take(full, "k", "a", run="task:0:0:0", want=want)

@@ -165,7 +165,7 @@ def test_a_key_rests_on_though_its_process_is_killed(two, store):
     assert store.acquire(AcquireRequest("k", "o", 10.0)).status is BUSY
 
 
-def test_who_waits_for_a_key_that_rests_has_it_when_it_has_rested(store):
+def test_a_waiter_for_a_resting_key_has_it_when_it_has_rested(store):
     with Lock(Key("k", min_hold=0.6), lease=10.0, store=store):
         pass
     assert store.inspect("k").owner.startswith("parked:resting:")

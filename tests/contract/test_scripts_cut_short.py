@@ -32,7 +32,7 @@ def cut_short(store, command):
 
 
 @pytest.mark.parametrize("command", EACH_COMMAND)
-def test_those_who_share_a_key_enter_after_one_that_had_all_of_it(store, command):
+def test_sharers_enter_after_an_exclusive_holder(store, command):
     runs = ["r1", "r2", "r3"]
     take(store, "k", "a")
     for run in runs:

@@ -77,7 +77,7 @@ def test_a_delivery_that_is_put_off_does_not_wait_in_the_queue(store):
     inbox.close()
 
 
-def test_who_was_alone_for_a_while_has_its_slot_and_units_again(store):
+def test_one_that_was_exclusive_for_a_while_has_its_slot_and_units_again(store):
     ask(store, "other")
     slot = ask(store, "own").slot
     give_up(store, "other")
@@ -115,7 +115,7 @@ def test_the_end_of_one_that_was_parked_twice_is_known(store, want):
     assert ask(store, "later", want, run=RUN, redelivered=True).status is Status.DONE
 
 
-def test_who_is_served_while_it_asks_again_is_counted_once(store):
+def test_one_that_is_served_while_it_asks_again_is_counted_once(store):
     inbox = store.inbox("k", "own")
     ask(store, "x", ALONE)
     ask(store, "own", queue=inbox)

@@ -12,17 +12,17 @@ from celery_distlock.testing import die_with_parent
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BROKEN = {
-    "test_a_taken_key_is_busy_and_says_who_holds_it": ("elif held.owner not in", "elif not"),
+    "test_a_taken_key_is_busy_and_names_its_holder": ("elif held.owner not in", "elif not"),
     "test_tokens_rise_with_every_grant": ("max(held.token + 1, int(now * 1e6))", "1"),
     "test_a_lease_lasts_for_as_long_as_its_holder_believes_in_it": (
         "until=now + request.lease",
         "until=now + request.lease / 2",
     ),
-    "test_what_somebody_else_holds_is_not_renewed": (
+    "test_a_key_of_another_holder_is_not_renewed": (
         "if held.owner != hold.owner:",
         "if not held.owner:",
     ),
-    "test_who_does_not_hold_the_key_cannot_release_it": (
+    "test_a_non_holder_cannot_release_it": (
         "if held.owner != request.owner:",
         "if not held.owner:",
     ),

@@ -28,7 +28,7 @@ class Acquiring(Given):
         assert reply.wake is None
         assert before <= reply.asked_at <= clock.monotonic()
 
-    def test_a_taken_key_is_busy_and_says_who_holds_it(self, store: Store) -> None:
+    def test_a_taken_key_is_busy_and_names_its_holder(self, store: Store) -> None:
         token = take(store, "k", "a", run="run-a")
 
         reply = store.acquire(AcquireRequest("k", "b", 30.0))

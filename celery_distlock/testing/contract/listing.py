@@ -87,7 +87,7 @@ class ListContract(Given):
         for waiter in waiters:
             waiter.inbox.close()
 
-    def test_nobody_waits_for_a_key_that_was_never_taken(self, store: ListingStore) -> None:
+    def test_a_key_that_was_never_taken_has_no_waiters(self, store: ListingStore) -> None:
         assert store.waiters("k") == []
 
 

@@ -44,7 +44,9 @@ class OrderContract(Given):
         assert places == [0, 0, 1, 1, 2, 2]
         assert store.inspect("k").waiting == 3
 
-    def test_one_who_does_not_queue_learns_how_many_wait_before_him(self, store: Store) -> None:
+    def test_a_request_that_does_not_queue_learns_how_many_wait_before_it(
+        self, store: Store
+    ) -> None:
         take(store, "k", "a")
         wait_for(store, "k", "b")
         wait_for(store, "k", "c")
@@ -86,7 +88,7 @@ class OrderContract(Given):
 
         assert tokens == sorted(set(tokens))
 
-    def test_who_wants_several_keys_does_not_overtake_a_waiter(self, store: Store) -> None:
+    def test_a_request_for_several_keys_does_not_overtake_a_waiter(self, store: Store) -> None:
         waiter = join_before_the_end(
             store, self.shortest_lease, lambda: wait_for(store, "k", "first"), owner="z"
         )

@@ -46,7 +46,7 @@ class Refusing(Given):
         assert f"cannot {ability.value}: 'k'" in words
         take(store, "k", "b")
 
-    def test_a_refusal_does_not_touch_who_has_the_key(self, store: Store) -> None:
+    def test_a_refusal_does_not_touch_the_holder(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 
         with suppress(StoreError):  # a store may refuse it

@@ -22,7 +22,7 @@ class Releasing(Given):
         assert released == (True, None)
         take(store, "k", "b")
 
-    def test_who_does_not_hold_the_key_cannot_release_it(self, store: Store) -> None:
+    def test_a_non_holder_cannot_release_it(self, store: Store) -> None:
         take(store, "k", "a")
 
         assert store.release(ReleaseRequest("k", "b")) == (False, None)
@@ -35,7 +35,7 @@ class Releasing(Given):
 
         assert not store.release(ReleaseRequest("k", "a")).released
 
-    def test_a_key_nobody_has_taken_cannot_be_released(self, store: Store) -> None:
+    def test_a_key_without_a_holder_cannot_be_released(self, store: Store) -> None:
         assert store.release(ReleaseRequest("k", "a")) == (False, None)
 
     def test_a_late_release_does_not_free_the_next_holders_key(self, store: Store) -> None:
@@ -63,7 +63,7 @@ class Releasing(Given):
         wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
         take(store, "k", "b")
 
-    def test_who_does_not_hold_the_key_cannot_keep_it(self, store: Store) -> None:
+    def test_a_non_holder_cannot_keep_it(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 
         assert not store.release(
@@ -72,7 +72,7 @@ class Releasing(Given):
 
         assert holder(store, "k") == "a"
 
-    def test_what_rests_is_nobody_s(self, store: Store) -> None:
+    def test_a_resting_key_belongs_to_no_owner(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 
         assert leave(store, "k", "a", run="run", keep_for=(RESTS, 30.0)) == []

@@ -53,7 +53,7 @@ class Renewing(Given):
 
         assert store.inspect("k").token == token
 
-    def test_what_somebody_else_holds_is_not_renewed(self, store: Store) -> None:
+    def test_a_key_of_another_holder_is_not_renewed(self, store: Store) -> None:
         take(store, "k", "b", 15.0)
 
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.HELD]
@@ -62,7 +62,7 @@ class Renewing(Given):
         assert store.inspect("k").remaining <= 15.0
 
     @pytest.mark.parametrize("end", ["never", "released", "expired"])
-    def test_renewing_never_makes_a_lock_anew(self, store: Store, end: str) -> None:
+    def test_renewing_never_creates_a_lock_again(self, store: Store, end: str) -> None:
         if end == "released":
             take(store, "k", "a")
             store.release(ReleaseRequest("k", "a"))

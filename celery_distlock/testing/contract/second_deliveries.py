@@ -33,7 +33,7 @@ class SecondDeliveries(Given):
 
         take(store, "k", "b", run="other", redelivered=True)
 
-    def test_a_second_delivery_does_not_run_beside_the_first(self, store: Store) -> None:
+    def test_a_second_delivery_does_not_run_during_the_first(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 
         reply = store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True))

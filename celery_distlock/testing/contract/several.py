@@ -49,14 +49,14 @@ class SeveralContract(Given):
     def test_any_number_share_a_key(self, store: Store) -> None:
         enter(store, "k", "abcdefghijkl")
 
-    def test_nobody_enters_beside_one_who_is_alone(self, store: Store) -> None:
+    def test_no_request_is_granted_with_an_exclusive_holder(self, store: Store) -> None:
         take(store, "k", "a")
 
         for want in (SHARED, TWO):
             reply = ask(store, "k", "b", want=want)
             assert (reply.status, reply.holder) == (BUSY, "a")
 
-    def test_nobody_is_alone_beside_those_who_share(self, store: Store) -> None:
+    def test_no_request_is_exclusive_with_sharers(self, store: Store) -> None:
         enter(store, "k", "ab")
 
         reply = ask(store, "k", "c")
@@ -85,7 +85,7 @@ class SeveralContract(Given):
             == [RenewOutcome.RENEWED] * 4
         )
 
-    def test_who_asks_again_has_what_it_had(self, store: Store) -> None:
+    def test_a_repeated_request_has_what_it_had(self, store: Store) -> None:
         enter(store, "k", "ab", THREE)
 
         first, again = (ask(store, "k", "b", want=THREE) for _ in range(2))
@@ -111,7 +111,7 @@ class SeveralContract(Given):
         assert ask(store, "many", "a", want=Want(1, MOST_SLOTS + 1)).slot == -1
         assert ask(store, "some", "a", want=Want(1, MOST_SLOTS)).slot == 0
 
-    def test_all_who_share_without_a_gap_have_one_token_and_later_ones_a_greater(
+    def test_all_holders_of_a_phase_have_one_token_and_later_ones_a_greater(
         self, store: Store
     ) -> None:
         before = take(store, "k", "alone")
@@ -127,7 +127,7 @@ class SeveralContract(Given):
 
         assert before < first < second < take(store, "k", "alone again")
 
-    def test_one_who_leaves_takes_nothing_from_the_others(self, store: Store) -> None:
+    def test_one_that_leaves_takes_nothing_from_the_others(self, store: Store) -> None:
         enter(store, "k", "ab")
 
         leave(store, "k", "a")
@@ -152,7 +152,7 @@ class SeveralContract(Given):
         assert ask(store, "k", "one more", want=TWO).status is BUSY
         assert ask(store, "k", "alone").status is BUSY
 
-    def test_one_who_renews_outlives_the_others(
+    def test_one_that_renews_outlives_the_others(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         enter(store, "k", "ab", lease=2.0)
@@ -173,7 +173,7 @@ class SeveralContract(Given):
         leave(store, "k", "d", run="run-again")
         take(store, "k", "c", want=TWO)
 
-    def test_a_look_tells_who_has_it(self, store: Store) -> None:
+    def test_a_look_shows_the_holder(self, store: Store) -> None:
         take(store, "k", "a", 20.0, run="run-a", want=THREE)
         take(store, "k", "b", 30.0, want=THREE)
 
@@ -187,14 +187,14 @@ class SeveralContract(Given):
         by_owner = {each.owner: each for each in state.holders}
         assert 0.0 < by_owner["a"].remaining <= 20.1 < by_owner["b"].remaining <= 30.1
 
-    def test_a_look_at_one_who_is_alone_tells_of_no_others(self, store: Store) -> None:
+    def test_a_look_at_an_exclusive_holder_shows_no_others(self, store: Store) -> None:
         take(store, "k", "a")
 
         state = store.inspect("k")
 
         assert (state.holders, state.capacity, state.owner) == ((), 1, "a")
 
-    def test_who_would_fit_waits_behind_one_who_does_not(self, store: Store) -> None:
+    def test_one_that_would_fit_waits_behind_one_that_does_not(self, store: Store) -> None:
         enter(store, "k", "a")
         writer = wait_for(store, "k", "writer")
 
@@ -208,7 +208,9 @@ class SeveralContract(Given):
         leave(store, "k", "writer")
         take(store, "k", "reader", queue=reader.inbox, want=SHARED)
 
-    def test_all_who_share_enter_together_up_to_the_next_who_does_not(self, store: Store) -> None:
+    def test_all_sharers_enter_together_up_to_the_next_request_that_does_not(
+        self, store: Store
+    ) -> None:
         take(store, "k", "a")
         readers = [wait_for(store, "k", f"r{n}", want=SHARED) for n in range(3)]
         writer = wait_for(store, "k", "writer")
@@ -224,7 +226,7 @@ class SeveralContract(Given):
             leave(store, "k", reader.owner)
         take(store, "k", "writer", queue=writer.inbox)
 
-    def test_one_who_gives_up_keeps_those_behind_him_from_nothing(self, store: Store) -> None:
+    def test_a_waiter_that_gives_up_keeps_later_ones_from_nothing(self, store: Store) -> None:
         enter(store, "k", "a")
         writer = wait_for(store, "k", "writer")
         reader = wait_for(store, "k", "reader", want=SHARED)
@@ -241,7 +243,7 @@ class SeveralContract(Given):
         assert ask(store, "k", "newcomer", want=TWO).status is BUSY
         take(store, "k", "c", queue=waiter.inbox, want=TWO)
 
-    def test_a_second_delivery_is_not_granted_beside_the_first(self, store: Store) -> None:
+    def test_a_second_delivery_is_not_granted_during_the_first(self, store: Store) -> None:
         take(store, "k", "a", run="run", want=THREE)
 
         reply = ask(store, "k", "b", run="run", redelivered=True, want=THREE)
@@ -264,7 +266,7 @@ class SeveralContract(Given):
         wait_until(lambda: ask(store, "k", "c", want=want).status is GRANTED, "the end of the rest")
         assert ask(store, "k", "d", want=want).status is BUSY
 
-    def test_two_units_rest_beside_each_other(self, store: Store) -> None:
+    def test_two_units_rest_at_the_same_time(self, store: Store) -> None:
         want = Want(1, 2)
         enter(store, "k", "ab", want)
         for owner in "ab":

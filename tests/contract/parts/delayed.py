@@ -31,7 +31,7 @@ def _opens(store: Store, key: str) -> float:
 class Delayed(Given):
     """An operator sees what is there before anybody waits, and takes it out."""
 
-    def test_a_look_counts_those_who_come_later(self, store: QueueStore) -> None:
+    def test_a_look_counts_delayed_waiters(self, store: QueueStore) -> None:
         take(store, "k", "a")
         for number, delay in enumerate([60.0, 30.0, 0.0]):
             send(store, "k", f"run{number}", delay=delay)
@@ -42,7 +42,7 @@ class Delayed(Given):
         assert 20.0 < state.due <= 30.01
         assert (store.inspect("l").later, store.inspect("l").due) == (0, 0.0)
 
-    def test_who_has_come_by_a_message_meanwhile_does_not_come_later(
+    def test_a_run_that_has_come_by_a_message_does_not_come_later(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 300.0)
@@ -71,12 +71,12 @@ class Delayed(Given):
         assert store.inspect("k").later == 0
         assert [waiter.run for waiter in store.calls.delayed("k")] == []
 
-    def test_a_key_to_which_somebody_comes_later_is_found(self, store: QueueStore) -> None:
+    def test_a_key_with_a_delayed_waiter_is_found(self, store: QueueStore) -> None:
         send(store, "k", "run", delay=30.0)
 
         assert found_keys(store) == ["k"]
 
-    def test_those_who_come_later_are_listed_by_their_time(self, store: QueueStore) -> None:
+    def test_delayed_runs_are_listed_by_their_time(self, store: QueueStore) -> None:
         for number, delay in enumerate([90.0, 30.0, 60.0]):
             send(store, "k", f"run{number}", delay=delay, want=Want(1, number + 1))
 
@@ -91,7 +91,7 @@ class Delayed(Given):
         assert [waiter.run for waiter in store.calls.delayed("k", first=1, limit=1)] == ["run2"]
         assert store.calls.delayed("l") == []
 
-    def test_one_who_has_come_by_himself_does_not_come_later(self, store: QueueStore) -> None:
+    def test_a_run_that_arrived_on_its_own_does_not_come_later(self, store: QueueStore) -> None:
         send(store, "k", "run", delay=30.0)
         take(store, "k", "a", run="run", redelivered=True)
 
@@ -108,7 +108,7 @@ class Delayed(Given):
 
         assert 500.0 < _opens(store, "k") <= 601.0
 
-    def test_who_waits_for_time_alone_is_told_so(self, store: Store) -> None:
+    def test_a_wait_for_time_alone_is_reported(self, store: Store) -> None:
         take(store, "k", "a", want=RATE)
         leave(store, "k", "a", started=True)
 
@@ -119,7 +119,7 @@ class Delayed(Given):
         assert 500.0 < (first.wait or 0.0) <= 601.0
         assert second.wait is None
 
-    def test_who_blocks_for_time_alone_is_told_so(self, store: Store) -> None:
+    def test_a_request_blocked_by_time_alone_is_notified(self, store: Store) -> None:
         take(store, "k", "a", want=RATE)
         leave(store, "k", "a", started=True)
         inbox = store.inbox("k", "b")
@@ -129,7 +129,7 @@ class Delayed(Given):
         inbox.close()
         assert 500.0 < (reply.wait or 0.0) <= 601.0
 
-    def test_who_waits_for_a_holder_waits_not_for_time(self, store: Store) -> None:
+    def test_a_waiter_for_a_holder_waits_not_for_time(self, store: Store) -> None:
         take(store, "k", "a", want=Want(1, 1, OFTEN.rates))
         park(store, "k", "run", want=Want(1, 1, OFTEN.rates))
 
@@ -159,7 +159,7 @@ class Delayed(Given):
         assert store.inspect("k").identities == 2
         assert store.inspect("l").identities == 0
 
-    def test_who_has_an_identity_is_told_with_where_it_is(self, store: QueueStore) -> None:
+    def test_an_identity_is_listed_with_its_run_and_where_that_is(self, store: QueueStore) -> None:
         send(store, "k", "coming:0:0:0", identity=Identity("a"))
         send(store, "k", "waiting:0:0:0", identity=Identity("b"))
         send(store, "k", "later:0:0:0", identity=Identity("c"), delay=30.0)
@@ -172,7 +172,7 @@ class Delayed(Given):
         assert len(store.calls.bearers("k", 2)) == 2
         assert store.calls.bearers("l") == {}
 
-    def test_an_identity_without_a_run_is_not_told(self, store: QueueStore) -> None:
+    def test_an_identity_without_a_run_is_not_listed(self, store: QueueStore) -> None:
         send(store, "k", "run", identity=Identity("same"))
         take(store, "k", "a", run="run", redelivered=True)
 
@@ -183,7 +183,7 @@ class Delayed(Given):
 
     @pytest.mark.parametrize("until", ["started", "finished", 600.0])
     @pytest.mark.parametrize("delay", [0.0, 30.0], ids=["waiting", "later"])
-    def test_who_is_cancelled_frees_his_identity(
+    def test_a_cancelled_run_frees_its_identity(
         self, store: QueueStore, delay: float, until: str | float
     ) -> None:
         take(store, "k", "a")
@@ -199,7 +199,7 @@ class Delayed(Given):
         assert other[:2] == ("other:0:0:0", Where.WAITING)
         assert send(store, "k", "second:0:0:0", identity=identity).sent is Sent.QUEUED
 
-    def test_who_is_cancelled_does_not_come_later(self, store: QueueStore) -> None:
+    def test_a_cancelled_run_does_not_come_later(self, store: QueueStore) -> None:
         send(store, "k", "task:0:0:0", delay=30.0)
         assert list(store.parking.find_parked("task")) == [("k", "task:0:0:0")]
 
@@ -208,7 +208,7 @@ class Delayed(Given):
         assert store.calls.delayed("k") == []
         assert store.inspect("k").later == 0
 
-    def test_who_comes_later_is_not_woken_before(self, store: QueueStore) -> None:
+    def test_a_delayed_run_is_not_woken_before(self, store: QueueStore) -> None:
         send(store, "k", "run", delay=30.0)
 
         assert list(store.parking.wake_again("k")) == []

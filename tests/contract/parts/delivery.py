@@ -71,7 +71,7 @@ class Channels(Given):
 class Pushing(Channels):
     """Push woken runs to the channel that they were parked from, or to another one."""
 
-    def test_a_pushed_run_tells_when_it_came_and_who_gave_its_key_up(
+    def test_a_pushed_run_has_its_arrival_and_the_releaser_of_its_key(
         self, store: QueueStore
     ) -> None:
         received: list[WokenTask] = []
@@ -85,7 +85,7 @@ class Pushing(Channels):
         assert (wake.arrival, wake.givers) == (arrival, ("before",))
         close()
 
-    def test_a_pushed_run_of_several_keys_tells_who_gave_the_last_of_them_up(
+    def test_a_pushed_run_of_several_keys_names_the_releaser_of_the_last_one(
         self, store: QueueStore
     ) -> None:
         received: list[WokenTask] = []
@@ -222,7 +222,7 @@ class Delivery(Channels):
         assert released == (True, WokenTask("k", "two", b"two"))
         close()
 
-    def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: QueueStore) -> None:
+    def test_a_pushed_run_that_no_worker_takes_is_swept_up(self, store: QueueStore) -> None:
         address, close = self.open_channel(store, lambda _: None)
         take(store, "k", "a")
         store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", address), run="run"))

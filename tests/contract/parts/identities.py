@@ -50,7 +50,7 @@ class Identities(Given):
         assert store.parking.parked("k", "second") is None
         assert send(store, "k", "third", identity=Identity("other")).sent is Sent.QUEUED
 
-    def test_of_two_who_saw_nobody_one_is_taken_in(self, store: QueueStore) -> None:
+    def test_of_two_that_saw_no_holder_one_is_admitted(self, store: QueueStore) -> None:
         replies = [send(store, "k", run, identity=SAME).sent for run in ("r1", "r2")]
 
         assert replies == [Sent.GO, Sent.CHANGED]
@@ -177,7 +177,7 @@ class Identities(Given):
 
         assert _seen(store) == ("task:0:1:0", Where.ENDED)
 
-    def test_it_is_told_for_how_long_a_run_has_it_in_any_case(self, store: QueueStore) -> None:
+    def test_it_has_the_time_for_which_a_run_has_it_in_any_case(self, store: QueueStore) -> None:
         send(store, "k", "run", identity=Identity("same", 30.0))
 
         found = store.calls.peek("k", "same")
@@ -232,7 +232,7 @@ class Identities(Given):
 
         assert store.calls.peek("k", "same") == Bearer("run", Where.WAITING)
 
-    def test_one_is_sent_beside_what_waits(self, store: QueueStore) -> None:
+    def test_one_is_sent_in_addition_to_the_waiting_one(self, store: QueueStore) -> None:
         take(store, "k", "a")
         send(store, "k", "first", identity=SAME._replace(fixed=True))
         assert store.calls.peek("k", "same") == Bearer("first", Where.WAITING, fixed=True)
@@ -247,7 +247,7 @@ class Identities(Given):
 
     # Those that are not second ones
 
-    def test_one_that_somebody_waits_for_goes_without(self, store: QueueStore) -> None:
+    def test_one_with_a_waiting_caller_goes_without(self, store: QueueStore) -> None:
         take(store, "k", "a")
         send(store, "k", "first", identity=SAME)
 
@@ -257,7 +257,7 @@ class Identities(Given):
         assert store.calls.peek("k", "same") == Bearer("first", Where.WAITING)
         assert runs_of(leave(store, "k", "a")) == ["first"]
 
-    def test_one_that_somebody_waits_for_takes_it_if_it_is_free(self, store: QueueStore) -> None:
+    def test_one_with_a_waiting_caller_takes_it_if_it_is_free(self, store: QueueStore) -> None:
         take(store, "k", "a")
 
         send(store, "k", "run", identity=SAME._replace(replaces="*"))

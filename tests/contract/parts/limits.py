@@ -118,7 +118,7 @@ class Limits(Given):
         assert ask(store, "k", "b", want=Want(17, 24)).status is BUSY
         take(store, "k", "b", want=Want(16, 24))
 
-    def test_what_is_kept_under_a_limit_for_one_who_comes_is_his_without_it(
+    def test_what_is_kept_under_a_limit_for_a_run_remains_its_own_without_it(
         self, store: QueueStore
     ) -> None:
         limits = QueueStore.of(store)
@@ -140,7 +140,7 @@ class Limits(Given):
 
         assert store.inspect("k").used == store.inspect("l").used == 8
 
-    def test_nobody_is_thrown_out_by_a_lower_limit(self, store: QueueStore) -> None:
+    def test_no_holder_is_thrown_out_by_a_lower_limit(self, store: QueueStore) -> None:
         enter(store, "k", "abc")
 
         store.units.set_limit("k", Limit(1))
@@ -151,7 +151,7 @@ class Limits(Given):
             leave(store, "k", owner)
         take(store, "k", "d", want=SHARED)
 
-    def test_a_limit_changes_nothing_for_who_is_alone(self, store: QueueStore) -> None:
+    def test_a_limit_changes_nothing_for_an_exclusive_holder(self, store: QueueStore) -> None:
         store.units.set_limit("k", Limit(3))
 
         take(store, "k", "a")
@@ -159,7 +159,7 @@ class Limits(Given):
         assert ask(store, "k", "b").status is BUSY
         assert ask(store, "k", "b", want=SHARED).status is BUSY
 
-    def test_nobody_is_alone_beside_others_though_a_limit_leaves_room(
+    def test_no_request_is_exclusive_with_others_though_a_limit_leaves_room(
         self, store: QueueStore
     ) -> None:
         store.units.set_limit("k", Limit(5))
@@ -168,7 +168,7 @@ class Limits(Given):
         assert ask(store, "k", "c").status is BUSY
 
     @pytest.mark.parametrize("want", [Want(), SHARED, Want(2, 5)])
-    def test_nobody_enters_a_paused_key(self, store: QueueStore, want: Want) -> None:
+    def test_a_paused_key_admits_no_request(self, store: QueueStore, want: Want) -> None:
         store.units.set_limit("k", Limit(0))
 
         assert ask(store, "k", "a", want=want).status is BUSY
@@ -177,7 +177,7 @@ class Limits(Given):
         store.units.set_limit("k", None)
         take(store, "k", "a", want=want)
 
-    def test_who_has_a_key_that_is_paused_goes_on(self, store: QueueStore) -> None:
+    def test_a_holder_of_a_paused_key_goes_on(self, store: QueueStore) -> None:
         take(store, "k", "a")
         store.units.set_limit("k", Limit(0))
 
@@ -193,7 +193,7 @@ class Limits(Given):
 
         take(store, "k", "c")
 
-    def test_who_fits_is_woken_when_a_limit_is_raised(self, store: QueueStore) -> None:
+    def test_a_waiter_that_fits_is_woken_when_a_limit_is_raised(self, store: QueueStore) -> None:
         capacity = QueueStore.of(store)
         capacity.units.set_limit("k", Limit(1))
         take(store, "k", "a", want=Want(1, 5))
@@ -269,7 +269,7 @@ class Limits(Given):
         assert oldest <= state.oldest < oldest + 600.0
         assert runs_of(all_of(capacity.units.set_limit("k", None).wake)) == ["task:1:0:0"]
 
-    def test_who_waits_for_a_paused_key_is_woken_when_it_goes_on(self, store: QueueStore) -> None:
+    def test_a_waiter_for_a_paused_key_is_woken_when_it_goes_on(self, store: QueueStore) -> None:
         capacity = QueueStore.of(store)
         take(store, "k", "a")
         park(store, "k", "run1")
@@ -283,7 +283,9 @@ class Limits(Given):
         take(store, "k", "b", run="run1", redelivered=True)
         assert runs_of(leave(store, "k", "b", run="run1", completion=YES)) == ["run2"]
 
-    def test_who_blocks_for_a_paused_key_has_it_when_it_goes_on(self, store: QueueStore) -> None:
+    def test_a_blocked_request_for_a_paused_key_has_it_when_it_goes_on(
+        self, store: QueueStore
+    ) -> None:
         store.units.set_limit("k", Limit(0))
         waiter = wait_for(store, "k", "a")
 
@@ -302,7 +304,7 @@ class Limits(Given):
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
         assert store.inspect("k").limit is None
 
-    def test_a_look_tells_the_limit_and_who_has_set_it(self, store: QueueStore) -> None:
+    def test_a_look_shows_the_limit_and_its_author(self, store: QueueStore) -> None:
         now = time.time()
         store.units.set_limit("k", Limit(3, now + 60.0, "an operator", since=1.0))
 

@@ -27,7 +27,7 @@ class ParkedRuns(Given):
     """Find parked runs, list and cancel them."""
 
     @any_envelope
-    def test_a_parked_run_is_among_those_who_wait(self, store: QueueStore, envelope: bytes) -> None:
+    def test_a_parked_run_is_among_the_waiters(self, store: QueueStore, envelope: bytes) -> None:
         take(store, "k", "a")
         park(store, "k", "run", envelope)
 
@@ -42,7 +42,7 @@ class ParkedRuns(Given):
         assert not waiter.woken
         assert waiter.since == pytest.approx(store.inspect("k").oldest, abs=0.01)
 
-    def test_those_who_wait_are_listed_in_order_and_by_pages(self, store: ListingStore) -> None:
+    def test_waiters_are_listed_in_order_and_by_pages(self, store: ListingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         blocked = wait_for(store, "k", "b")

@@ -45,7 +45,7 @@ __all__ = ["Parking"]
 class Parking(Given):
     """A parked run is kept until its turn comes, and then given to who can send it."""
 
-    def test_who_blocks_and_comes_by_what_is_kept_for_its_run_waits_no_more(
+    def test_a_blocked_request_with_a_reservation_for_its_run_stops_waiting(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
@@ -93,7 +93,7 @@ class Parking(Given):
         assert [each.owner for each in store.inspect("k").holders] == ["b"]
         assert store.inspect("k").waiting == 0
 
-    def test_who_blocks_for_a_retry_has_what_is_kept_for_it_and_waits_no_more(
+    def test_a_blocked_request_of_a_retry_gets_its_kept_key_and_stops_waiting(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a", run="task:0:0:0")
@@ -133,7 +133,7 @@ class Parking(Given):
 
         assert wake == WokenTask(slot_name("k"), "run", envelope)
 
-    def test_a_parked_run_says_who_holds_the_key_and_its_place(self, store: Store) -> None:
+    def test_a_parked_run_shows_the_holder_and_its_place(self, store: Store) -> None:
         take(store, "k", "a", run="run-a")
         park(store, "k", "first")
 
@@ -175,7 +175,7 @@ class Parking(Given):
         assert (reply.status, reply.holder, reply.wake) == (BUSY, "parked:run", None)
         assert reply.remaining > 0
 
-    def test_a_woken_run_claims_its_key_whoever_brings_it(self, store: Store) -> None:
+    def test_a_woken_run_claims_its_key_by_any_delivery(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
@@ -284,9 +284,7 @@ class Parking(Given):
             store.parking.mark_published(wake)
         assert holder(store, "k") == "parked:second"
 
-    def test_a_waiter_that_comes_late_has_the_key_before_those_who_came_after_it(
-        self, store: Store
-    ) -> None:
+    def test_a_waiter_that_comes_late_has_the_key_before_later_arrivals(self, store: Store) -> None:
         take(store, "k", "a")
         waiters = [Waiter(name, store.inbox("k", name)) for name in ("w1", "w2")]
         arrivals = [
@@ -309,7 +307,7 @@ class Parking(Given):
         for waiter in waiters:
             waiter.inbox.close()
 
-    def test_nobody_overtakes_one_who_has_come(self, store: Store) -> None:
+    def test_no_request_overtakes_an_earlier_one(self, store: Store) -> None:
         take(store, "k", "a")
         first, second = wait_for(store, "k", "w1"), wait_for(store, "k", "w2")
         store.release(ReleaseRequest("k", "a"))
@@ -344,7 +342,7 @@ class Parking(Given):
         assert not line_up("shared", "alone").is_open
         assert not line_up("full", "run", TWO).is_open
 
-    def test_who_came_before_those_in_line_takes_the_free_key(self, store: QueueStore) -> None:
+    def test_an_arrival_before_those_in_line_takes_the_free_key(self, store: QueueStore) -> None:
         first = store.time(10.0)
         for number in (1, 2):
             park_request = ParkRequest(b"%d" % number)
@@ -366,7 +364,7 @@ class Parking(Given):
             slot_name("k"), "run2", b"2"
         )
 
-    def test_nobody_comes_later_than_now(self, store: QueueStore) -> None:
+    def test_no_arrival_is_later_than_now(self, store: QueueStore) -> None:
         take(store, "k", "a")
         store.parking.park_if_held("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
         store.parking.park_if_held("k", "next", ParkRequest(b"2"), 10.0)
@@ -462,7 +460,7 @@ class Parking(Given):
         wait_until(lambda: "the next sweep sends it" in caplog.text, "the warning")
         assert noted == []
 
-    def test_what_nobody_can_send_counts_as_sent_and_is_logged_once(
+    def test_an_unsendable_run_counts_as_sent_and_is_logged_once(
         self, store: QueueStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         noted: list[WokenTask] = []
@@ -481,7 +479,7 @@ class Parking(Given):
         (record,) = [each for each in caplog.records if "cannot be sent" in each.getMessage()]
         assert "celery locks drop" in record.getMessage()
 
-    def test_what_is_left_to_others_keeps_the_key_from_nobody(self, store: QueueStore) -> None:
+    def test_what_is_left_to_others_keeps_the_key_from_none(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "first")
         park(store, "k", "second")
@@ -508,9 +506,7 @@ class Parking(Given):
             assert store.dispatch(wake) is not Sending.SENT
         assert caplog.text == ""
 
-    def test_nobody_has_or_wants_a_key_when_all_has_come_to_its_end(
-        self, store: QueueStore
-    ) -> None:
+    def test_no_key_is_held_or_wanted_in_the_end(self, store: QueueStore) -> None:
         work(store)
 
         assert store.inspect("k").waiting == 0

@@ -53,7 +53,9 @@ class Queues(Given):
 
         assert served == arrivals
 
-    def test_one_who_does_not_queue_learns_how_many_are_before_him(self, store: Store) -> None:
+    def test_a_request_that_does_not_queue_learns_how_many_are_before_it(
+        self, store: Store
+    ) -> None:
         take(store, "k", "a")
         wait_for(store, "k", "b")
         park(store, "k", "run")
@@ -85,7 +87,7 @@ class Queues(Given):
 
         assert tokens == sorted(set(tokens))
 
-    def test_a_late_release_wakes_nobody(self, store: Store) -> None:
+    def test_a_late_release_wakes_no_waiter(self, store: Store) -> None:
         take(store, "k", "a", self.shortest_lease)
         expire(store, "k")
         take(store, "k", "b")
@@ -115,7 +117,7 @@ class Queues(Given):
 
         assert wake.run == "other"
 
-    def test_a_look_at_a_held_key_where_somebody_waits(self, store: Store) -> None:
+    def test_a_look_at_a_held_key_with_waiters(self, store: Store) -> None:
         token = take(store, "k", "a", run="run")
         park(store, "k", "b")
 

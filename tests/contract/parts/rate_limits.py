@@ -155,7 +155,7 @@ class RateLimits(Given):
         pass_time(PER + MORE)
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["task:1:0:0"]
 
-    def test_one_who_was_handed_a_key_before_a_rate_was_set_is_counted(self, store: Any) -> None:
+    def test_a_reservation_from_before_a_rate_was_set_is_counted(self, store: Any) -> None:
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
         leave(store, "k", "a")

@@ -68,7 +68,7 @@ class Rates(Given):
     def test_it_is_taken_as_often_as_the_limit_says(self, store: Store) -> None:
         assert count(store, "k", so_often(3)) == 3
 
-    def test_who_is_too_many_is_told_when_to_come(
+    def test_one_too_many_gets_a_time_to_come(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         count(store, "k", so_often(3))
@@ -133,12 +133,12 @@ class Rates(Given):
 
         assert count(store, "k", want) == 1
 
-    def test_one_who_has_it_alone_has_a_rate_as_well(self, store: Store) -> None:
+    def test_an_exclusive_holder_has_a_rate_as_well(self, store: Store) -> None:
         want = so_often(2)._replace(capacity=1)
 
         assert count(store, "k", want) == 2
 
-    def test_who_has_no_rate_neither_waits_nor_counts(self, store: Store) -> None:
+    def test_a_request_without_a_rate_neither_waits_nor_counts(self, store: Store) -> None:
         assert count(store, "k", so_often(2)) == 2
         assert count(store, "k", Want(1, 0), most=5) == 5
         assert count(store, "l", Want(1, 0), most=5) == 5
@@ -213,7 +213,7 @@ class Rates(Given):
         assert count(store, "k", want) == count(store, "l", want) == 1
         assert take_all(store, "kl", "cd", wants=(want, want)) is None
 
-    def test_who_looks_sees_how_often_it_was_taken(
+    def test_a_look_shows_how_often_it_was_taken(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         want = Want(1, 0, (Rate(9, 60.0, 9), Rate(20, PER, 20)))
@@ -230,7 +230,7 @@ class Rates(Given):
 
     # Those who wait
 
-    def test_who_waits_is_woken_when_it_is_due(
+    def test_a_waiter_is_woken_when_it_is_due(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(2)
@@ -242,7 +242,7 @@ class Rates(Given):
 
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run1", "run2"]
 
-    def test_nobody_overtakes_who_waits_for_his_rate(
+    def test_no_request_overtakes_a_waiter_for_its_rate(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(2)
@@ -254,7 +254,7 @@ class Rates(Given):
         assert ask(store, "k", "b", want=Want(1, 0)).status is GRANTED
         assert store.inspect("k").woken == 1
 
-    def test_a_start_counts_from_when_it_is_kept_for_one_who_has_to_come(
+    def test_a_start_counts_from_when_it_is_reserved(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(1)._replace(capacity=5)
@@ -271,7 +271,7 @@ class Rates(Given):
         pass_time(3.0)
         assert ask(store, "k", "b", want=want).status is GRANTED
 
-    def test_one_who_does_not_come_has_not_started(
+    def test_an_unclaimed_reservation_is_no_start(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(1, burst=1)._replace(capacity=5)
@@ -310,7 +310,7 @@ class Rates(Given):
         pass_time(PER + MORE)
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["try-2"]
 
-    def test_a_blocked_waiter_is_told_when_to_look(self, store: Store) -> None:
+    def test_a_blocked_waiter_learns_when_to_check(self, store: Store) -> None:
         want = so_often(1)
         count(store, "k", want)
         waiter = wait_for(store, "k", "b", want=want)
@@ -321,7 +321,7 @@ class Rates(Given):
         assert reply.place == 0
         assert PER - 30 < reply.remaining <= PER + MORE
 
-    def test_who_is_blocked_is_called_when_it_is_the_next_and_told_when_to_look(
+    def test_a_blocked_waiter_is_called_when_it_is_next_and_gets_the_time_to_look(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         for number, capacity in enumerate((0, 5, 1)):
@@ -339,7 +339,7 @@ class Rates(Given):
             ensure_called(waiters[2])
             assert 50.0 < told(store, key, waiters[2], want) <= 100.0 + MORE
 
-    def test_it_is_noted_when_one_who_waits_may_start(self, store: QueueStore) -> None:
+    def test_it_is_noted_when_a_waiter_may_start(self, store: QueueStore) -> None:
         timed = QueueStore.of(store)
         want = so_often(1)
         count(store, "k", want)
@@ -367,7 +367,7 @@ class Rates(Given):
 
         assert PER - 30 < QueueStore.of(store).timetable.dues().first <= PER + MORE
 
-    def test_one_without_a_rate_lets_one_in_who_has_one(self, store: QueueStore) -> None:
+    def test_one_without_a_rate_admits_one_that_has_one(self, store: QueueStore) -> None:
         want = so_often(1)
         take(store, "k", "a")
         for run in ("run1", "run2"):
@@ -398,7 +398,7 @@ class Rates(Given):
 
         assert count(store, "j", want) == 2
 
-    def test_a_limit_goes_beside_a_rate(self, store: Any) -> None:
+    def test_a_limit_goes_together_with_a_rate(self, store: Any) -> None:
         store.units.set_limit("k", Limit(0))
 
         reply = ask(store, "k", "a", want=so_often(1))

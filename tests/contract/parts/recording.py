@@ -33,7 +33,7 @@ class Recording(Given):
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
 
     @pytest.mark.parametrize("key", HOSTILE_KEYS.values(), ids=list(HOSTILE_KEYS))
-    def test_actions_are_told_the_last_first(
+    def test_actions_are_listed_newest_first(
         self, store: QueueStore, another: QueueStore, key: str
     ) -> None:
         pause = Action("pause", BY, "größer \U0001f512 '", "until it is over")
@@ -57,7 +57,7 @@ class Recording(Given):
         assert kept == list(reversed(range(MOST)))[: len(kept)]
 
     @pytest.mark.parametrize("is_taken_again", [False, True])
-    def test_a_holder_that_loses_its_key_learns_who_has_taken_it(
+    def test_a_holder_that_loses_its_key_learns_its_new_holder(
         self, store: QueueStore, another: QueueStore, *, is_taken_again: bool
     ) -> None:
         take(store, "k", "a")
@@ -74,7 +74,9 @@ class Recording(Given):
         assert (words, reason) == (f"taken by {BY}", "stuck")
         assert datetime.fromisoformat(at).timestamp() > 0
 
-    def test_a_holder_that_keeps_its_part_is_not_told_of_others(self, store: QueueStore) -> None:
+    def test_a_holder_that_keeps_its_part_is_not_notified_of_others(
+        self, store: QueueStore
+    ) -> None:
         enter(store, "k", "ab", Want(1, 5))
         take_from(store, "a")
 

@@ -28,7 +28,7 @@ class Resting(Given):
 
     # What one had
 
-    def test_who_waits_for_what_rests_is_woken_when_it_has_rested(
+    def test_a_waiter_for_resting_units_is_woken_when_they_have_rested(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
@@ -41,7 +41,7 @@ class Resting(Given):
 
     # A key
 
-    def test_nobody_enters_a_key_that_rests_and_those_inside_go_on(self, store: QueueStore) -> None:
+    def test_a_resting_key_admits_no_request_and_its_holders_go_on(self, store: QueueStore) -> None:
         enter(store, "k", "ab")
 
         assert store.units.rest("k", "a", 20.0)
@@ -51,7 +51,7 @@ class Resting(Given):
         assert ask(store, "k", "b", want=SHARED).status is GRANTED
         assert 0.0 < store.inspect("k").rest <= 20.1
 
-    def test_a_key_rests_though_nobody_has_it_any_more(self, store: QueueStore) -> None:
+    def test_a_key_rests_though_it_has_no_holder_now(self, store: QueueStore) -> None:
         for name, want in (("shared", SHARED), ("alone", Want())):
             take(store, name, "a", want=want)
             store.units.rest(name, "a", 20.0)
@@ -101,7 +101,7 @@ class Resting(Given):
             assert ask(store, name, "b", want=SHARED).status is BUSY
             assert store.inspect(name).rest > 10.0
 
-    def test_a_key_rests_though_the_lease_of_who_let_it_rest_ends(
+    def test_a_key_rests_though_the_lease_that_began_the_rest_ends(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         wants = {"shared": SHARED, "alone": Want(), "upgraded": SHARED}
@@ -132,13 +132,13 @@ class Resting(Given):
         for name in ("comes", "stays away"):
             assert ask(store, name, "c").status is BUSY
 
-    def test_only_who_has_it_lets_it_rest(self, store: QueueStore) -> None:
+    def test_only_its_holder_lets_it_rest(self, store: QueueStore) -> None:
         assert not store.units.rest("k", "a", 20.0)
         enter(store, "k", "b")
         assert not store.units.rest("k", "a", 20.0)
         assert not store.inspect("k").rest
 
-    def test_who_waits_for_a_key_that_rests_is_woken_when_it_has_rested(
+    def test_a_waiter_for_a_resting_key_is_woken_when_it_has_rested(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", want=SHARED)

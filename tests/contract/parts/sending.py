@@ -153,7 +153,7 @@ class Sending(Given):
         assert replies == [Sent.GO] + [Sent.QUEUED] * 4
         assert ran == names[1:]
 
-    def test_what_is_sent_stands_behind_those_who_wait(self, store: QueueStore) -> None:
+    def test_a_sent_call_is_queued_behind_waiters(self, store: QueueStore) -> None:
         take(store, "k", "a")
         wait_for(store, "k", "b")
         park(store, "k", "parked")
@@ -163,7 +163,7 @@ class Sending(Given):
         waiting = [waiter.owner or waiter.run for waiter in store.waiters("k")]
         assert waiting == ["b", "parked", "sent"]
 
-    def test_nobody_is_overtaken_by_what_is_sent_while_the_first_one_is_on_its_way(
+    def test_no_run_is_overtaken_by_a_later_one_while_the_first_is_in_flight(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         send(store, "k", "first")
@@ -180,7 +180,7 @@ class Sending(Given):
         assert leave(store, "k", "a", run="first", completion=YES) == []
         assert holder(store, "k") == "parked:second"  # which is on its way already
 
-    def test_one_who_finds_a_free_key_with_others_waiting_lets_them_in_first(
+    def test_a_request_that_finds_a_free_key_with_others_waiting_admits_them_first(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 1.0)
@@ -203,7 +203,7 @@ class Sending(Given):
         woken = leave(store, "k", "a", run="run-0", completion=YES)
         assert runs_of(woken) == ["run-2"]
 
-    def test_nobody_goes_past_one_who_does_not_fit(self, store: QueueStore) -> None:
+    def test_no_request_passes_one_that_does_not_fit(self, store: QueueStore) -> None:
         enter(store, "k", "a", Want(1, 2))
 
         assert send(store, "k", "heavy", want=Want(2, 2)).sent is Sent.QUEUED
@@ -305,7 +305,7 @@ class Sending(Given):
 
     # Later
 
-    def test_a_run_that_is_not_due_blocks_nobody(self, store: QueueStore) -> None:
+    def test_a_run_that_is_not_due_blocks_no_other(self, store: QueueStore) -> None:
         assert send(store, "k", "later", delay=30.0) == SendReply(Sent.LATER)
 
         assert send(store, "k", "now").sent is Sent.GO
@@ -328,7 +328,7 @@ class Sending(Given):
         ]
         assert 20 < (again["k"] or 0) <= 25  # the other one
 
-    def test_a_run_that_is_due_waits_for_who_has_the_key(
+    def test_a_run_that_is_due_waits_for_the_holder(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 600.0)

@@ -36,7 +36,7 @@ class SeveralKeys(Given):
             state = store.inspect(key)
             assert (state.owner, state.token, state.run) == (owner, token, "run")
 
-    def test_who_wants_several_keys_does_not_overtake(self, store: Store) -> None:
+    def test_a_request_for_several_keys_does_not_overtake(self, store: Store) -> None:
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "first"), owner="z"
         )

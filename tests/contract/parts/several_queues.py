@@ -144,7 +144,7 @@ class WaitingAtSeveralKeys(Given):
         wait_until(lambda: sent, "its way")
         assert sent == [WokenTask("k", "run", b"run")]
 
-    def test_who_has_no_publisher_lets_it_go_on_too(self, store: QueueStore) -> None:
+    def test_a_process_without_a_publisher_lets_it_go_on_too(self, store: QueueStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
         stand(store, "kl")

@@ -110,7 +110,7 @@ class Sweeping(Given):
 
         assert {wake.run for wake in found} == {f"run{n}" for n in waiting}
 
-    def test_of_all_who_sweep_in_an_interval_one_gets_to_look(self, store: QueueStore) -> None:
+    def test_of_all_sweepers_in_an_interval_one_gets_to_look(self, store: QueueStore) -> None:
         assert list(store.parking.sweep(60.0)) == []
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "run"), owner="dead"

@@ -57,7 +57,7 @@ class Timing(Given):
 
         assert store.timetable.dues().many == 0
 
-    def test_a_rest_is_noted_if_somebody_waits(self, store: QueueStore) -> None:
+    def test_a_rest_is_noted_if_there_are_waiters(self, store: QueueStore) -> None:
         take(store, "k", "a")
         take(store, "alone", "a")
         park(store, "k", "run")
@@ -68,7 +68,7 @@ class Timing(Given):
         assert store.timetable.dues().many == 1
         assert 29 < store.timetable.dues().first <= 30.1
 
-    def test_a_rest_is_noted_by_the_first_who_parks(self, store: QueueStore) -> None:
+    def test_a_rest_is_noted_by_the_first_parked_run(self, store: QueueStore) -> None:
         take(store, "k", "a")
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
 
@@ -112,7 +112,7 @@ class Timing(Given):
 
     # What is due
 
-    def test_who_waits_is_woken_when_it_is_due(
+    def test_a_waiter_is_woken_when_it_is_due(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
@@ -150,7 +150,7 @@ class Timing(Given):
         assert store.timetable.dues().many == 1
         assert 9 < store.timetable.dues().first <= 10
 
-    def test_what_is_claimed_is_nobody_elses_for_a_while(
+    def test_what_is_claimed_is_out_of_reach_for_a_while(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         store.timetable.note_due({"k": 0.0})
@@ -199,14 +199,14 @@ class Timing(Given):
         assert second.pause <= LONG
         assert store.timetable.dues().ticker == "first"
 
-    def test_another_one_follows_who_says_nothing_more(self, store: QueueStore) -> None:
+    def test_another_one_follows_a_ticker_that_is_silent(self, store: QueueStore) -> None:
         assert tick(store, "first", seconds=0.2).leads
 
         wait_until(lambda: tick(store, "second").leads, "another ticker")
 
         assert not tick(store, "first").leads
 
-    def test_another_one_follows_at_once_who_gives_it_up(self, store: QueueStore) -> None:
+    def test_another_one_follows_at_once_after_a_resignation(self, store: QueueStore) -> None:
         assert tick(store, "first").leads
 
         assert not tick(store, "first", seconds=0.0).leads
@@ -214,7 +214,7 @@ class Timing(Given):
         assert store.timetable.dues().ticker == ""
         assert tick(store, "second").leads
 
-    def test_who_is_not_the_ticker_cannot_end_another_ones_time(self, store: QueueStore) -> None:
+    def test_only_the_ticker_can_end_its_time(self, store: QueueStore) -> None:
         assert tick(store, "first").leads
 
         tick(store, "second", seconds=0.0)

@@ -135,7 +135,7 @@ class Units(Given):
         take(store, "k", "b", want=Want(1, 4))
         assert ask(store, "k", "a", want=Want(9, 4)).status is BUSY
 
-    def test_who_has_more_than_one_unit_has_no_slot(self, store: Store) -> None:
+    def test_a_holder_of_more_than_one_unit_has_no_slot(self, store: Store) -> None:
         assert ask(store, "k", "a", want=Want(2, 5)).slot == -1
         assert ask(store, "k", "b", want=Want(1, 5)).slot == 0
 
@@ -154,7 +154,7 @@ class Units(Given):
 class Queued(Given):
     """Who waits for a part of a key: one queue, strictly in order."""
 
-    def test_one_release_wakes_all_who_fit_in_their_order(self, store: QueueStore) -> None:
+    def test_one_release_wakes_all_that_fit_in_their_order(self, store: QueueStore) -> None:
         take(store, "k", "a")
         for number in range(4):
             park(store, "k", f"run{number}", want=THREE)
@@ -169,7 +169,7 @@ class Queued(Given):
         tokens = {take(store, "k", w.run, run=w.run, redelivered=True, want=THREE) for w in wakes}
         assert len(tokens) == 1
 
-    def test_a_release_wakes_nobody_beyond_the_first_who_does_not_fit(
+    def test_a_release_wakes_no_waiter_beyond_the_first_that_does_not_fit(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
@@ -183,7 +183,7 @@ class Queued(Given):
         take(store, "k", "c", run="writer", redelivered=True)
         assert runs_of(leave(store, "k", "c", run="writer", completion=YES)) == ["late"]
 
-    def test_all_who_were_woken_are_dispatched(self, store: QueueStore) -> None:
+    def test_all_woken_runs_are_dispatched(self, store: QueueStore) -> None:
         sent: list[WokenTask] = []
         store.publishers.known = (sent.append,)
         take(store, "k", "a")
@@ -195,7 +195,7 @@ class Queued(Given):
         wait_until(lambda: len(sent) == 2, "both to be sent")
         assert runs_of(sent) == ["run1", "run2"]
 
-    def test_what_nobody_comes_for_goes_to_the_next(
+    def test_an_unclaimed_reservation_goes_to_the_next(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         enter(store, "k", "ab", TWO, lease=min(600.0, self.longest_lease))
@@ -210,7 +210,7 @@ class Queued(Given):
         assert runs_of(found) == ["next"]
         assert renew(store, ("k", "b", min(600.0, self.longest_lease))) == [RenewOutcome.RENEWED]
 
-    def test_a_woken_run_that_wants_something_else_now_is_judged_anew(
+    def test_a_woken_run_that_wants_something_else_now_is_checked_again(
         self, store: QueueStore
     ) -> None:
         enter(store, "k", "ab", TWO)
@@ -223,7 +223,7 @@ class Queued(Given):
         assert runs_of(leave(store, "k", "b")) == ["run"]
         take(store, "k", "d", run="run", redelivered=True)
 
-    def test_a_woken_run_that_shares_now_what_is_reserved_alone_is_judged_anew(
+    def test_a_woken_run_that_shares_now_what_is_reserved_exclusively_is_checked_again(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
@@ -234,7 +234,7 @@ class Queued(Given):
 
         take(store, "k", "c", want=TWO)
 
-    def test_one_who_is_parked_on_arrival_waits_for_what_it_wants(self, store: QueueStore) -> None:
+    def test_one_that_is_parked_on_arrival_waits_for_what_it_wants(self, store: QueueStore) -> None:
         enter(store, "k", "ab", TWO)
         reply = store.parking.park_if_held("k", "run", ParkRequest(b"run"), 10.0, want=TWO)
         assert reply.status is PARKED
@@ -268,7 +268,7 @@ class Queued(Given):
 
     # Second deliveries
 
-    def test_a_parked_second_delivery_keeps_nobody_from_entering(self, store: Store) -> None:
+    def test_a_parked_second_delivery_blocks_no_other(self, store: Store) -> None:
         take(store, "k", "a", run="run", want=SHARED)
 
         park(store, "k", "run", redelivered=True, want=SHARED)
@@ -359,7 +359,7 @@ class Queued(Given):
         assert runs_of(leave(store, "k", "a")) == ["two", "one"]
         assert store.inspect("k").used == 3
 
-    def test_one_who_is_here_takes_what_was_handed_to_one_who_came_later_and_is_not(
+    def test_a_request_takes_the_unclaimed_reservation_of_a_later_one(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a", want=Want(4, 4))

@@ -30,7 +30,7 @@ DEADLOCK, FREE = Status.DEADLOCK, Status.FREE
 class Upgrading(Given):
     """One who shares a key has all of it at last, and shares again what it had alone."""
 
-    def test_who_shares_with_nobody_has_it_alone_at_once(self, store: QueueStore) -> None:
+    def test_the_only_sharer_has_it_exclusively_at_once(self, store: QueueStore) -> None:
         shared = take(store, "k", "a", want=SHARED)
 
         reply = store.units.upgrade("k", "a", 30.0)
@@ -59,7 +59,7 @@ class Upgrading(Given):
         assert store.units.upgrade("k", "a", 30.0).status is FREE
         assert store.units.downgrade("k", "a", 30.0).status is FREE
 
-    def test_who_does_not_wait_keeps_nobody_out(self, store: QueueStore) -> None:
+    def test_a_request_that_does_not_wait_keeps_no_other_out(self, store: QueueStore) -> None:
         enter(store, "k", "ab")
 
         assert store.units.upgrade("k", "a", 30.0).status is BUSY
@@ -67,7 +67,9 @@ class Upgrading(Given):
         take(store, "k", "c", want=SHARED)
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
 
-    def test_nobody_enters_while_one_waits_for_the_others_to_leave(self, store: QueueStore) -> None:
+    def test_no_request_is_granted_while_one_waits_for_the_others_to_leave(
+        self, store: QueueStore
+    ) -> None:
         token = enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
         assert store.units.upgrade("k", "a", 30.0, inbox).status is BUSY
@@ -83,7 +85,7 @@ class Upgrading(Given):
         assert ask(store, "k", "c", want=SHARED).status is BUSY
         inbox.close()
 
-    def test_nobody_enters_with_several_keys_either(self, store: QueueStore) -> None:
+    def test_a_request_for_several_keys_is_not_granted_either(self, store: QueueStore) -> None:
         enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
         store.units.upgrade("k", "a", 30.0, inbox)
@@ -91,7 +93,7 @@ class Upgrading(Given):
         assert store.acquire_all(["k", "l"], ["c", "d"], 30.0, wants=[SHARED, SHARED]) is None
         inbox.close()
 
-    def test_it_goes_before_all_who_queue(self, store: QueueStore) -> None:
+    def test_it_goes_before_all_queued_requests(self, store: QueueStore) -> None:
         enter(store, "k", "ab")
         writer = wait_for(store, "k", "writer")
         inbox = store.inbox("k", "a")
@@ -105,7 +107,9 @@ class Upgrading(Given):
         take(store, "k", "writer", queue=writer.inbox)
         inbox.close()
 
-    def test_a_second_one_is_told_that_both_would_wait_for_ever(self, store: QueueStore) -> None:
+    def test_a_second_upgrade_is_refused_because_both_would_wait_for_ever(
+        self, store: QueueStore
+    ) -> None:
         enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
         store.units.upgrade("k", "a", 30.0, inbox)
@@ -119,7 +123,7 @@ class Upgrading(Given):
         assert store.units.upgrade("k", "a", 30.0, inbox).status is GRANTED
         inbox.close()
 
-    def test_who_waits_no_more_has_what_it_had(self, store: QueueStore) -> None:
+    def test_one_that_stops_waiting_has_what_it_had(self, store: QueueStore) -> None:
         token = enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
         store.units.upgrade("k", "a", 30.0, inbox)
@@ -131,7 +135,7 @@ class Upgrading(Given):
         assert store.units.upgrade("k", "b", 30.0).status is BUSY
         inbox.close()
 
-    def test_who_waits_no_more_lets_those_in_who_queue(self, store: QueueStore) -> None:
+    def test_one_that_stops_waiting_admits_those_in_the_queue(self, store: QueueStore) -> None:
         enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
         capacity = QueueStore.of(store)
@@ -180,7 +184,7 @@ class Upgrading(Given):
 
     # Back
 
-    def test_who_was_alone_shares_with_a_new_token(self, store: QueueStore) -> None:
+    def test_one_that_was_exclusive_shares_with_a_new_token(self, store: QueueStore) -> None:
         alone = take(store, "k", "a")
 
         reply = store.units.downgrade("k", "a", 30.0)
@@ -191,7 +195,7 @@ class Upgrading(Given):
         assert ask(store, "k", "c").status is BUSY
         assert store.inspect("k").used == 2
 
-    def test_those_who_share_and_wait_enter_up_to_the_next_who_does_not(
+    def test_waiting_sharers_enter_up_to_the_next_request_that_does_not(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
@@ -204,7 +208,7 @@ class Upgrading(Given):
 
         assert runs_of(woken) == ["reader1", "reader2"]
 
-    def test_a_second_delivery_that_waits_is_not_let_in_beside_the_first(
+    def test_a_second_delivery_that_waits_is_not_admitted_during_the_first(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a", run="run")
@@ -215,7 +219,9 @@ class Upgrading(Given):
 
         assert runs_of(woken) == ["other"]
 
-    def test_nobody_enters_between_shared_and_alone_and_back(self, store: QueueStore) -> None:
+    def test_no_request_is_granted_between_shared_and_exclusive_and_back(
+        self, store: QueueStore
+    ) -> None:
         tokens = [take(store, "k", "a", run="run", want=SHARED)]
         for _ in range(2):
             tokens.append(store.units.upgrade("k", "a", 30.0).token)
@@ -227,7 +233,7 @@ class Upgrading(Given):
         assert store.release(ReleaseRequest("k", "a")) == (True, None)
         assert not store.inspect("k").token
 
-    def test_it_shares_though_an_operator_lets_nobody_enter(self, store: QueueStore) -> None:
+    def test_it_shares_though_an_operator_paused_the_key(self, store: QueueStore) -> None:
         take(store, "k", "a")
         store.units.set_limit("k", Limit(0))
 
