@@ -60,7 +60,7 @@ def test_a_release_is_published_without_a_token_and_only_if_it_is_built():
 
 
 @pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
-def test_nobody_can_put_another_action_in_the_place_of_one_that_is_used(name):
+def test_no_used_action_can_be_replaced_by_another(name):
     used = [step for job in workflow(name)["jobs"].values() for step in job["steps"]]
     actions = [step["uses"] for step in used if "uses" in step]
 
@@ -122,7 +122,7 @@ def test_pictures_of_the_readme_are_linked_as_files_and_not_as_pages(metadata):
     assert not any(picture.startswith(FILES[0]) for picture in pictures)
 
 
-def test_an_index_is_told_where_the_project_is(metadata):
+def test_an_index_links_to_the_project(metadata):
     urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
 
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(urls)

@@ -142,7 +142,7 @@ def tried(name: str) -> Any:
     indirect=["crew"],
     scope="module",  # so that those with one crew follow one another
 )
-def test_contention_beside(site: Site, combination: Combination) -> None:
+def test_contention_with(site: Site, combination: Combination) -> None:
     series = Series(site, combination.tasks, combination.keys, combination.options)
 
     series.send(combination.count)
@@ -168,7 +168,7 @@ SLOTS = 4  # of all workers together: what a cold stop can catch at work
 
 @pytest.mark.parametrize("crew", ["deployed"], indirect=True)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
-def test_contention_beside_a_rolling_deploy(
+def test_contention_during_a_rolling_deploy(
     request: pytest.FixtureRequest, site: Site, crew: Crew, signum: signal.Signals, tmp_path: Path
 ) -> None:
     series = Series(site, SINGLES, one_of(3))

@@ -89,7 +89,7 @@ def test_tenants_import_one_at_a_time_in_order_and_side_by_side(tmp_path):
 
 
 @pytest.mark.faults
-def test_five_calls_of_a_tenant_run_at_once_and_those_of_another_beside_them(tmp_path):
+def test_five_calls_of_a_tenant_run_at_once_and_those_of_another_at_the_same_time(tmp_path):
     told = play("at_once.py", tmp_path)
 
     counts = dict(re.findall(r"^(acme|bolt) +([0-9.]+)$", told, re.MULTILINE))

@@ -20,7 +20,7 @@ def _delete_queues(rabbit_server):
     rabbit_server.delete(QUORUM["task_default_queue"])
 
 
-def test_a_worker_goes_on_beside_tasks_that_are_sent_again_by_countdown(site, key):
+def test_a_worker_goes_on_while_tasks_are_sent_again_by_countdown(site, key):
     with site.held(f"{key}:taken"):
         again = [site.tasks.sent_far_ahead.delay(key, number, ["taken"]) for number in range(3)]
         wait_until(lambda: {result.state for result in again} == {"PARKED"})

@@ -55,7 +55,7 @@ def test_a_worker_gives_a_bound_one_its_lock(tasks, worker):
 
 
 @pytest.mark.parametrize("name", ["typed", "untyped"])
-def test_a_call_waits_for_nobody_where_the_key_is_taken(tasks, name):
+def test_a_call_does_not_wait_where_the_key_is_taken(tasks, name):
     with Lock("stock:a"), pytest.raises(LockConflictError):
         call_from_another_thread(tasks.app.tasks[name], "a")
 
