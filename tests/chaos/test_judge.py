@@ -87,7 +87,7 @@ def test_a_token_that_is_not_higher_has_fallen():
     assert len(judge(history(run("a", 1, 2, token=7), run("b", 3, 4, token=7))).fallen) == 1
 
 
-def test_who_began_before_its_elder_is_out_of_order():
+def test_one_that_began_before_its_elder_is_out_of_order():
     told = history(run("b", 3, 4), run("a", 5, 6), looks=looks(1, 2, "a:0:0:0", "b:0:0:0"))
 
     assert len(judge(told).disordered) == 1
@@ -100,7 +100,7 @@ def test_blocked_waiters_have_their_order_too():
     assert len(judge(told).disordered) == 1
 
 
-def test_a_fault_excuses_who_was_overtaken_and_nobody_later():
+def test_a_fault_excuses_the_overtaken_task_and_no_later_one():
     queue = looks(9, 10, "a:0:0:0", "b:0:0:0")
     told = history(run("b", 11, 12), run("a", 13, 14), looks=queue, faults=FAULT)
     assert judge(told).disordered == []
@@ -110,14 +110,14 @@ def test_a_fault_excuses_who_was_overtaken_and_nobody_later():
     assert len(judge(told).disordered) == 1
 
 
-def test_a_second_delivery_that_stands_behind_is_not_who_has_begun():
+def test_a_second_delivery_that_is_queued_later_is_not_the_started_one():
     queue = [Look("key", 4.9, 5.1, 1, ("b:0:0:0", "a:0:0:0"))]
     told = history(run("a", 5, 6), run("b", 7, 8), looks=queue)
 
     assert judge(told).disordered == []
 
 
-def test_who_came_to_the_queue_anew_stands_where_it_is_now():
+def test_a_run_that_was_queued_again_has_its_new_place():
     queue = [*looks(1, 2, "a:0:0:0", "b:0:0:0"), *looks(3, 4, "b:0:0:0", "a:0:0:0")]
     told = history(run("b", 5, 6), run("a", 7, 8), looks=queue)
 
@@ -161,7 +161,7 @@ def test_a_standstill_that_a_killed_worker_may_cause_is_counted_and_borne():
     assert verdict.broken() == []
 
 
-def test_a_key_that_nobody_wants_does_not_stand_still():
+def test_a_key_that_no_task_wants_does_not_count_as_stuck():
     told = history(run("a", 1, 2), run("b", 9, 10), looks=looks(1, 10, wanted=0))
 
     assert judge(told).broken() == []
@@ -193,18 +193,18 @@ class TestBroker:
         when = time.localtime(time.time() - ago)
         return f"[{time.strftime('%Y-%m-%d %H:%M:%S', when)},000: INFO/MainProcess] {words}\n"
 
-    def test_who_was_never_received_and_was_sent_just_before_a_kill(self):
+    def test_a_task_that_was_never_received_and_was_sent_just_before_a_kill(self):
         missing = {"a": clock.monotonic() - 11, "b": clock.monotonic() - 30}
 
         assert broker.dropped(missing, self.kill(10), ["... b ..."]) == {"a"}
 
-    def test_who_was_received_is_not_among_them(self):
+    def test_a_task_that_was_received_is_not_among_them(self):
         missing = {"a": clock.monotonic() - 11}
         log = self.line(10.5, "Task chaos.retry[a] received")
 
         assert broker.dropped(missing, self.kill(10), [log]) == set()
 
-    def test_who_was_sent_again_just_before_a_kill_is(self):
+    def test_a_task_that_was_sent_again_just_before_a_kill_is(self):
         missing = {"a": clock.monotonic() - 60}
         log = self.line(60, "Task chaos.retry[a] received")
         log += self.line(13, "chaos.retry[a] is sent again in 1.0 s: 'key' is held by x")
@@ -214,7 +214,7 @@ class TestBroker:
         assert broker.dropped(missing, self.kill(30), [log]) == set()
 
 
-def test_several_who_share_are_no_overlap_and_may_begin_in_any_order():
+def test_several_sharers_are_no_overlap_and_may_begin_in_any_order():
     share = {"capacity": 2, "token": 7}
     one, other = run("a", 1.3, 2.0, **share), run("b", 1.2, 2.0, **share)
     told = history(one, other, looks=looks(0.0, 1.0, "a:0:0:0", "b:0:0:0"))
@@ -229,7 +229,7 @@ def test_one_too_many_is_found():
     assert len(judge(history(*runs)).overlaps) == 1
 
 
-def test_one_who_shares_with_one_who_is_alone_is_found():
+def test_a_sharer_with_an_exclusive_holder_is_found():
     runs = [run("a", 1.0, 2.0), run("b", 1.5, 2.0, capacity=0)]
 
     assert len(judge(history(*runs)).overlaps) == 1
@@ -252,12 +252,12 @@ class TestCalls:
     def start(task: str, at: float, **other: object) -> Run:
         return run(task, at, at + 0.5, entered=at, **other)
 
-    def test_who_joins_one_that_begins_later_is_heard(self):
+    def test_a_call_that_joins_one_that_begins_later_is_heard(self):
         calls = [self.call("a", 1), self.call("a", 2, joined=True)]
 
         assert judge(history(self.start("a", 3), calls=calls)).broken() == []
 
-    def test_who_joins_one_that_has_begun_is_unheard(self):
+    def test_a_call_that_joins_one_that_has_begun_is_unheard(self):
         calls = [self.call("a", 1), self.call("a", 4, joined=True)]
 
         (wrong,) = judge(history(self.start("a", 3), calls=calls)).broken()
@@ -271,14 +271,14 @@ class TestCalls:
 
         assert wrong.startswith("stuck")
 
-    def test_who_begins_before_its_time_is_early(self):
+    def test_one_that_begins_before_its_time_is_early(self):
         calls = [self.call("a", 1, name="sent", countdown=2.0)]
 
         assert judge(history(self.start("a", 3.0), calls=calls)).broken() == []
         (wrong,) = judge(history(self.start("a", 2.9), calls=calls)).broken()
         assert wrong.startswith("early")
 
-    def test_who_was_called_later_begins_later(self):
+    def test_a_later_call_begins_later(self):
         calls = [self.call("a", 1, name="sent"), self.call("b", 2, name="sent")]
         runs = [self.start("b", 3), self.start("a", 4)]
 
@@ -294,7 +294,7 @@ class TestCalls:
         assert judge(history(self.start("a", 1.5), self.start("b", 4), calls=calls)).broken() == []
 
     @pytest.mark.parametrize(("argument", "count"), [(0.1, 1), (0.2, 0), (0.3, 0)])
-    def test_who_is_updated_begins_with_what_is_newest(self, argument, count):
+    def test_an_updated_call_begins_with_the_newest_arguments(self, argument, count):
         calls = [
             self.call("a", 1, name="newest", argument=0.1),
             self.call("a", 2, name="newest", argument=0.2, joined=True),
