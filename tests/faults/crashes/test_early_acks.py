@@ -72,7 +72,7 @@ def test_what_was_woken_and_has_not_its_key_outlives_the_worker_it_was_pushed_to
 
 
 @pytest.mark.parametrize("point", ["release:before", "release:after"])
-def test_the_death_of_the_waker_takes_nobody_along_but_itself(scene, key, point):
+def test_the_death_of_the_waker_affects_no_other(scene, key, point):
     seen = len(scene.strikes())
     with scene.lock(key):
         results = park(scene, key)
@@ -88,7 +88,7 @@ def test_the_death_of_the_waker_takes_nobody_along_but_itself(scene, key, point)
     assert check_order(scene, key) == list(range(TASKS))
 
 
-def test_the_death_of_one_that_looks_for_its_key_takes_nobody_along_but_itself(scene, key):
+def test_the_death_of_one_that_looks_for_its_key_affects_no_other(scene, key):
     with scene.lock(key):
         scene.arm("child:acquire:before:1")
         results = park(scene, key)

@@ -69,7 +69,7 @@ def play(scene: Scene, key: str, points: str = "") -> list[int]:
     return accepted
 
 
-def test_these_are_the_crossings_of_who_sends(by_channel, key):
+def test_these_are_the_crossings_of_a_sender(by_channel, key):
     accepted = play(by_channel, key)
 
     crossed = by_channel.crossings()
