@@ -253,7 +253,7 @@ def test_nothing_is_asked_by_a_connection_that_the_server_has_closed(private_ser
         assert store.time(1.0)
 
 
-def test_a_healthy_server_passes_the_check_but_for_what_it_is_told(redis_url, prefix):
+def test_a_healthy_server_passes_the_check_except_for_its_findings(redis_url, prefix):
     store = RedisStore(redis_url, prefix)
 
     doubts = store.check()
@@ -278,7 +278,7 @@ def test_the_check_doubts_a_server_that_may_evict_locks(private_server):
     store.close()
 
 
-def test_when_a_channel_is_closed_nobody_listens_any_more(redis_url, prefix):
+def test_a_closed_channel_has_no_listener(redis_url, prefix):
     store, others = open_store(redis_url, prefix), threading.enumerate()
     channel = store.channels.open_channel(lambda wake: None)
     begun = [each for each in threading.enumerate() if each not in others]

@@ -45,7 +45,7 @@ def test_tokens_rise(new_lock):
     asyncio.run(main())
 
 
-def test_who_does_not_wait_is_told_at_once(new_lock):
+def test_a_request_that_does_not_wait_is_answered_at_once(new_lock):
     async def main():
         lock = new_lock()
         assert await lock.acquire(timeout=0) is True
@@ -57,7 +57,7 @@ def test_who_does_not_wait_is_told_at_once(new_lock):
     asyncio.run(main())
 
 
-def test_the_block_says_who_had_the_key_when_its_time_was_over(new_lock, store):
+def test_the_block_names_the_holder_when_its_time_was_over(new_lock, store):
     async def enter():
         async with new_lock(timeout=0.05):
             pytest.fail("two have the key")
@@ -74,7 +74,7 @@ def test_the_block_says_who_had_the_key_when_its_time_was_over(new_lock, store):
     assert is_as_new(store)
 
 
-def test_who_waits_for_a_while_has_left_no_place_in_the_queue(new_lock, store):
+def test_a_wait_with_a_timeout_has_left_no_place_in_the_queue(new_lock, store):
     async def main():
         async with new_lock():
             waiter = asyncio.create_task(acquire_for(new_lock(), 0.2))
@@ -107,7 +107,7 @@ def test_one_after_the_other_counts_right(new_lock):
     assert counted == 100
 
 
-def test_those_who_wait_have_it_in_the_order_in_which_they_asked(new_lock):
+def test_waiters_have_it_in_the_order_of_their_requests(new_lock):
     order = []
 
     async def enter(number):
@@ -167,7 +167,7 @@ def test_it_is_not_released_by_another_task(new_lock):
     asyncio.run(main())
 
 
-def test_who_calls_acquire_is_the_owner_though_another_task_awaits_it(new_lock, store):
+def test_the_caller_of_acquire_is_the_owner_though_another_task_awaits_it(new_lock, store):
     """As in `asyncio.wait_for`, which starts a task for that in Python 3.11."""
 
     async def main():

@@ -28,7 +28,7 @@ async def cancel(task):
         await task
 
 
-def test_who_waits_leaves_the_queue(new_lock, store):
+def test_a_waiter_leaves_the_queue(new_lock, store):
     async def main():
         async with new_lock() as lease:
             waiters = [asyncio.create_task(hold(new_lock())) for _ in range(5)]
@@ -44,7 +44,7 @@ def test_who_waits_leaves_the_queue(new_lock, store):
     asyncio.run(main())
 
 
-def test_who_holds_it_releases_it(new_lock, store):
+def test_its_holder_releases_it(new_lock, store):
     async def main():
         held = asyncio.Event()
         task = asyncio.create_task(hold(new_lock(), held))
@@ -189,7 +189,7 @@ def test_a_storm_of_cancellations_leaves_nothing_and_lets_no_two_in(new_lock, st
     assert next(entries) >= 6
 
 
-def test_a_loop_that_ends_with_those_who_wait_leaves_nothing(new_lock, store):
+def test_a_loop_that_ends_with_its_waiters_leaves_nothing(new_lock, store):
     """As `asyncio.run` does when its main coroutine returns."""
 
     async def main():

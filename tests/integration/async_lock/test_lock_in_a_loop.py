@@ -154,7 +154,7 @@ class TestUnderALockThatTheThreadHoldsAroundTheLoop:
         assert order == list(range(30))
         assert is_as_new(store)
 
-    def test_who_waits_for_its_turn_may_give_up(self, store, new_lock):
+    def test_a_waiter_for_its_turn_may_give_up(self, store, new_lock):
         async def main():
             async with new_lock():
                 assert await asyncio.create_task(attempt(0)) is False

@@ -113,7 +113,7 @@ def held_elsewhere(store):
         thread.join(60)
 
 
-def test_who_waits_in_a_loop_that_is_closed_keeps_nobody_waiting(new_lock, store, new_loop):
+def test_a_waiter_in_a_loop_that_is_closed_keeps_no_other_waiting(new_lock, store, new_loop):
     with held_elsewhere(store):
         loop = new_loop()
         tasks = [loop.create_task(hold(new_lock())) for _ in range(5)]
@@ -126,7 +126,7 @@ def test_who_waits_in_a_loop_that_is_closed_keeps_nobody_waiting(new_lock, store
     wait_until(lambda: is_as_new(store))
 
 
-def test_who_waits_in_a_loop_that_is_thrown_away_leaves_the_queue(new_lock, store, new_loop):
+def test_a_waiter_in_a_loop_that_is_thrown_away_leaves_the_queue(new_lock, store, new_loop):
     with held_elsewhere(store):
         loop = new_loop()
         tasks = [loop.create_task(hold(new_lock())) for _ in range(5)]

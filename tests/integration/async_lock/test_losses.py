@@ -98,7 +98,7 @@ def test_the_loss_of_a_grant_that_came_too_late_does_not_end_the_next(new_lock):
     assert told.is_set()
 
 
-def test_a_loss_is_told_once():
+def test_a_loss_is_reported_once():
     async def main():
         task = asyncio.current_task()
         hold = Hold(MemoryStore("memory://", "test"), "k", Terms(), label="test")
@@ -143,7 +143,7 @@ def test_what_the_block_raises_itself_is_not_hidden(new_lock, store):
     asyncio.run(main())
 
 
-def test_a_block_that_takes_no_notice_of_the_cancellation_is_told_at_its_end(new_lock, store):
+def test_a_block_that_ignores_the_cancellation_raises_at_its_end(new_lock, store):
     async def hold():
         async with new_lock(lease=0.3):
             lose(store)
@@ -154,7 +154,7 @@ def test_a_block_that_takes_no_notice_of_the_cancellation_is_told_at_its_end(new
 
 
 @pytest.mark.parametrize("style", ["block", "release"])
-def test_a_cancellation_by_somebody_else_goes_on(new_lock, store, style):
+def test_a_cancellation_by_other_code_goes_on(new_lock, store, style):
     lost = asyncio.Event()
 
     async def hold():
@@ -189,7 +189,7 @@ def test_a_cancellation_by_somebody_else_goes_on(new_lock, store, style):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_timeout_at_the_time_of_the_loss_is_told_from_it(new_lock, store, inside):
+def test_a_timeout_at_the_time_of_the_loss_is_distinguished_from_it(new_lock, store, inside):
     """Whoever is outside has the last word, as with two of `asyncio.timeout`."""
 
     async def be_cancelled_by_both():
@@ -216,7 +216,7 @@ def test_a_timeout_at_the_time_of_the_loss_is_told_from_it(new_lock, store, insi
 
 
 @pytest.mark.faults
-def test_of_two_locks_that_are_lost_one_is_told_and_none_is_left(private_server):
+def test_of_two_lost_locks_one_is_reported_and_none_is_left(private_server):
     server = private_server()
 
     async def hold():
@@ -248,7 +248,7 @@ def test_children_of_a_task_group_end_with_the_task_that_loses_its_lock(new_lock
     assert len(ended) == 2
 
 
-def test_after_the_block_nobody_is_cancelled_for_its_loss(new_lock, store):
+def test_after_the_block_its_loss_cancels_nothing(new_lock, store):
     async def hold():
         async with new_lock(lease=0.1, watchdog=False):
             until = time.monotonic() + 0.097
@@ -268,7 +268,7 @@ def test_after_the_block_nobody_is_cancelled_for_its_loss(new_lock, store):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", ["paused", "killed"])
-def test_nobody_believes_in_a_lock_whose_server_is_gone_for_longer_than_its_lease(
+def test_no_holder_believes_in_a_lock_whose_server_is_gone_for_longer_than_its_lease(
     private_server, fault
 ):
     server = private_server()

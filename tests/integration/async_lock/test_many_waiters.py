@@ -51,7 +51,7 @@ def test_a_thousand_waiters_need_no_thread_each_and_three_commands(private_serve
 
 
 @pytest.mark.parametrize("wants", [{"capacity": 1}, {"shared": True}], ids=str)
-def test_who_waits_for_a_rate_enters_when_it_is_due_though_no_worker_looks(private_server, wants):
+def test_a_waiter_for_a_rate_enters_when_it_is_due_though_no_worker_looks(private_server, wants):
     server = private_server()
     store = open_store(server.url, "p")
     key = Key("k", rate=Rate(20, per=2.0), **wants)
@@ -73,7 +73,7 @@ def test_who_waits_for_a_rate_enters_when_it_is_due_though_no_worker_looks(priva
     assert calls["cmdstat_publish"]["calls"] <= 2 * RATED
 
 
-def test_those_who_come_ask_once_to_be_in_the_queue(private_server):
+def test_a_request_asks_once_to_be_in_the_queue(private_server):
     server = private_server()
     store = open_store(server.url, "p")
 
@@ -102,7 +102,7 @@ def test_those_who_come_ask_once_to_be_in_the_queue(private_server):
         assert asyncio.run(main()) <= 202
 
 
-def test_those_who_wait_at_many_keys_are_all_served(redis_store):
+def test_waiters_at_many_keys_are_all_served(redis_store):
     async def take(key, times):
         for _ in range(times):
             async with AsyncLock(key, store=redis_store):
@@ -145,7 +145,7 @@ def test_coroutines_and_threads_that_wait_hand_the_reading_to_each_other(redis_s
     assert time.monotonic() - began < 20  # with lost pushes each would take a second
 
 
-def test_the_thread_for_pushes_ends_when_nobody_waits(redis_store):
+def test_the_thread_for_pushes_ends_without_waiters(redis_store):
     async def main():
         async with AsyncLock("k", store=redis_store):
             waiter = asyncio.create_task(wait())
@@ -166,7 +166,7 @@ def test_the_thread_for_pushes_ends_when_nobody_waits(redis_store):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", ["paused", "restarted"])
-def test_those_who_wait_bear_with_a_server_that_comes_back(private_server, fault):
+def test_waiters_tolerate_a_server_that_comes_back(private_server, fault):
     server = private_server()
     store = open_store(server.url, "p")
     entered = []
@@ -217,7 +217,7 @@ def test_a_server_that_does_not_come_back_is_unavailable(private_server, monkeyp
 
 
 @pytest.mark.faults
-def test_a_server_that_hangs_keeps_nobody_longer_than_a_request(private_server, monkeypatch):
+def test_a_server_that_hangs_delays_no_one_longer_than_a_request(private_server, monkeypatch):
     """Nor does it keep those behind the threads that it hangs in."""
     monkeypatch.setattr(async_acquisition, "LIMIT", 2.0)
     server = private_server()

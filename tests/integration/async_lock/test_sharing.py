@@ -111,7 +111,7 @@ def test_an_upgrade_that_takes_too_long_leaves_the_share(new_lock, store):
     assert is_as_new(store)
 
 
-def test_of_two_that_upgrade_the_second_is_told_at_once(new_lock, store):
+def test_of_two_upgrades_the_second_is_refused_at_once(new_lock, store):
     async def upgrade(lock):
         async with new_lock(shared=True):
             shared.set()

@@ -111,7 +111,7 @@ def test_a_released_holder_is_asked_for_and_named_in_a_terminal(site, terminal, 
         running.get(timeout=60)
 
 
-def test_who_says_no_changes_nothing(site, terminal, key, running):
+def test_the_answer_no_changes_nothing(site, terminal, key, running):
     token = site.look(key).token
     screen = terminal("release", key)
     screen.wait("[y/N]:")
@@ -138,7 +138,7 @@ def test_a_holder_that_came_after_the_question_keeps_the_key(bare_site, terminal
 
 
 @pytest.mark.parametrize("by_key", [False, True], ids=["searched", "by key"])
-def test_a_dropped_task_never_runs_and_whoever_waits_for_it_learns_so(site, locks, key, by_key):
+def test_a_dropped_task_never_runs_and_its_waiters_are_notified(site, locks, key, by_key):
     note = uuid.uuid4().hex
     with site.held(key):
         result = site.tasks.work_requeue.delay(key, note)
@@ -201,7 +201,7 @@ def test_a_drop_without_a_terminal_has_to_be_forced(site, locks, key):
     assert result.get(timeout=60) == 0
 
 
-def test_to_wake_where_nobody_waits_has_status_1(locks, key):
+def test_a_wake_without_waiters_has_status_1(locks, key):
     done = locks("wake", key)
 
     assert done.returncode == 1
@@ -239,7 +239,7 @@ def test_what_the_broker_has_lost_is_woken(abandoned, worker, monkeypatch):
     assert result.get(timeout=60) == 0
 
 
-def test_a_broker_that_does_not_answer_is_told_in_one_line(abandoned, monkeypatch):
+def test_a_broker_that_does_not_answer_is_reported_in_one_line(abandoned, monkeypatch):
     module, key, _ = abandoned
 
     def refuse(*_args, **_options):

@@ -91,7 +91,7 @@ def test_a_delayed_call_that_is_dropped_never_runs(site, locks, key, later):
 
 
 @pytest.mark.parametrize("words", ["id", "all"])
-def test_who_is_dropped_frees_his_identity(site, locks, key, words):
+def test_a_dropped_run_frees_its_identity(site, locks, key, words):
     once, note = site.tasks.work_once["seconds"], uuid.uuid4().hex
     with site.held(key):
         first = once.delay(key, note)
@@ -150,7 +150,7 @@ def test_what_is_to_be_dropped_has_to_be_said(locks, words, told):
 
 
 @pytest.mark.parametrize("command", ["wake", "release"])
-def test_what_is_for_who_waits_leaves_a_delayed_call_alone(site, locks, key, later, command):
+def test_a_reservation_for_a_waiter_leaves_a_delayed_call_alone(site, locks, key, later, command):
     done = locks(command, key, *(["--force"] if command == "release" else []))
 
     assert done.returncode == 1

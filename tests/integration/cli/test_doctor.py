@@ -99,7 +99,7 @@ def test_a_probe_may_allow_doubts_and_still_sees_that_there_can_be_no_locks(
     assert without == 2
 
 
-def test_who_may_not_publish_is_told_so(examine, private_server, ask):
+def test_a_user_without_the_right_to_publish_is_reported(examine, private_server, ask):
     server = private_server(options=PERSISTENT)
     ask(server).execute_command(
         *("ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all", "resetchannels")
@@ -146,7 +146,7 @@ def test_a_command_that_a_server_hides_is_named(examine, private_server, command
     assert "rename-command" in found[subject]["cure"]
 
 
-def test_rights_that_are_missing_beside_a_hidden_command_are_named(examine, private_server, ask):
+def test_missing_rights_and_a_hidden_command_are_named(examine, private_server, ask):
     server = private_server(options={**PERSISTENT, "rename-command": 'HINCRBYFLOAT ""'})
     ask(server).execute_command("ACL", "SETUSER", "default", "-zscan")
 
@@ -202,7 +202,7 @@ def test_a_server_that_is_not_there_is_unusable(examine):
     assert "geheim" not in json.dumps(found)
 
 
-def test_a_wrong_password_is_told_as_one(examine, private_server, ask):
+def test_a_wrong_password_is_reported_as_one(examine, private_server, ask):
     server = private_server()
     ask(server).execute_command("ACL", "SETUSER", "somebody", "on", ">right", "~*", "+@all")
 
@@ -267,9 +267,7 @@ def test_keys_that_are_paused_are_named_and_no_doubt(examine, private_server, ba
     assert "celery locks resume" in limits["cure"]
 
 
-def test_keys_that_are_due_and_that_nobody_looks_after_are_a_doubt(
-    examine, private_server, bare_site, ask
-):
+def test_due_keys_without_a_ticker_are_a_doubt(examine, private_server, bare_site, ask):
     server = private_server(options=PERSISTENT)
     prefix = Runtime.of(bare_site.app).settings.prefix
     with closing(QueueStore.of(open_store(server.url, prefix))) as store:
@@ -391,7 +389,7 @@ def test_a_table_has_a_line_for_each_finding(locks):
     assert done.returncode == 1  # the tests' server persists nothing
 
 
-def test_what_there_is_one_of_is_told_so(examine, private_server, monkeypatch, bare_site):
+def test_a_single_one_is_reported_as_such(examine, private_server, monkeypatch, bare_site):
     runtime = Runtime.of(bare_site.app)
     runtime.import_tasks()  # else they would be declared while nothing is
     (name, plan), *_ = ((name, plan) for name, plan in runtime.plans.items() if plan)

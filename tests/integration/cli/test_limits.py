@@ -116,7 +116,7 @@ def test_a_rest_is_shown(bare_site, invoke, key, three):
 
 
 @pytest.mark.parametrize("want", [ALONE, FIVE], ids=["alone", "shared"])
-def test_what_stays_taken_though_nobody_has_it_is_shown_as_such(bare_site, invoke, key, want):
+def test_a_key_that_stays_taken_without_a_holder_is_shown_as_such(bare_site, invoke, key, want):
     owner = new_owner("shop.f[x]")
     bare_site.store.acquire(AcquireRequest(key, owner, 60.0, want=want))
     bare_site.store.release(ReleaseRequest(key, owner, keep_for=("resting:x", 60.0)))
@@ -145,7 +145,7 @@ def test_a_task_of_several_is_found_by_its_name(bare_site, invoke, key, three):
 # Limits
 
 
-def test_a_limit_says_who_has_set_it_when_and_until_when(invoke, key, three):
+def test_a_limit_has_author_start_and_end(invoke, key, three):
     began = time.time()
     done = invoke("limit", key, "2", "--for", "1h")
 
@@ -162,7 +162,7 @@ def test_a_limit_says_who_has_set_it_when_and_until_when(invoke, key, three):
     assert (row["HELD"], row["NOTES"]) == ("4/2", "limit 2")
 
 
-def test_nobody_enters_above_a_limit_and_nobody_is_thrown_out(bare_site, invoke, key, three):
+def test_no_request_enters_above_a_limit_and_no_holder_is_thrown_out(bare_site, invoke, key, three):
     invoke("limit", key, "4")
 
     refused = bare_site.store.acquire(AcquireRequest(key, new_owner("t[x]"), 60.0, want=FIVE))
@@ -247,7 +247,7 @@ def test_a_limit_ends_by_itself(bare_site, invoke, key, three):
         assert shown(invoke, key)["units"] == 5
 
 
-def test_a_paused_key_that_nobody_holds_is_listed_until_it_is_resumed(invoke, key):
+def test_a_paused_key_without_a_holder_is_listed_until_it_is_resumed(invoke, key):
     assert invoke("pause", key, "--idle").stdout == f"{key} is paused.\n"
 
     (row,) = rows(invoke("list", key).stdout)
@@ -268,7 +268,7 @@ def test_to_take_back_what_was_not_set_has_status_1(invoke, key, words):
     assert (done.exit_code, done.stdout) == (1, f"{key} had no limit.\n")
 
 
-def test_scripts_are_told_how_the_key_was_and_is(invoke, key, three):
+def test_scripts_report_the_key_before_and_after(invoke, key, three):
     told = json.loads(invoke("limit", key, "3", "--json").stdout)
 
     assert told["before"]["limit"] is None
@@ -276,7 +276,7 @@ def test_scripts_are_told_how_the_key_was_and_is(invoke, key, three):
     assert told["after"]["units"] == 4
 
 
-def test_who_fits_into_a_higher_limit_is_let_in_at_once(bare_site, invoke, key, three):
+def test_a_request_that_fits_into_a_higher_limit_is_granted_at_once(bare_site, invoke, key, three):
     invoke("limit", key, "4")
     owner = new_owner("t[x]")
     inbox = bare_site.store.inbox(key, owner)
@@ -359,7 +359,7 @@ def test_without_a_name_several_are_released_by_force_only(bare_site, invoke, ke
     )
 
 
-def test_who_is_let_in_instead_keeps_what_it_gets(bare_site, invoke, key, three):
+def test_one_that_is_admitted_instead_keeps_what_it_gets(bare_site, invoke, key, three):
     owner = new_owner("t[next]")
     inbox = bare_site.store.inbox(key, owner)
     ask = AcquireRequest(key, owner, 60.0, inbox, want=Want(5, 5))
@@ -372,7 +372,7 @@ def test_who_is_let_in_instead_keeps_what_it_gets(bare_site, invoke, key, three)
     bare_site.store.release(ReleaseRequest(key, owner, inbox=inbox))
 
 
-def test_a_name_that_fits_nobody_releases_nothing(bare_site, invoke, key, three):
+def test_a_name_that_matches_no_holder_releases_nothing(bare_site, invoke, key, three):
     done = invoke("release", key, "--holder", "nobody", "--force")
 
     assert done.exit_code == 2
@@ -393,7 +393,9 @@ def test_a_holder_is_asked_for_by_name_in_a_terminal(bare_site, terminal, key, t
     assert len(bare_site.look(key).holders) == 2
 
 
-def test_a_holder_that_has_left_since_the_question_is_nobody_else(bare_site, terminal, key, three):
+def test_a_holder_that_has_left_since_the_question_is_no_other_holder(
+    bare_site, terminal, key, three
+):
     screen = terminal("release", key, "--holder", "two")
     screen.wait("[y/N]:")
     bare_site.store.release(ReleaseRequest(key, three["two"]))
@@ -412,7 +414,7 @@ def test_a_holder_named_of_a_key_held_alone_is_the_only_one_released(bare_site, 
         assert invoke("release", key, "--holder", token, "--force").exit_code == 0
 
 
-def test_who_waits_for_a_part_says_how_much(bare_site, invoke, key, three):
+def test_a_waiter_for_units_shows_how_many(bare_site, invoke, key, three):
     owner = new_owner("t[next]")
     inbox = bare_site.store.inbox(key, owner)
     bare_site.store.acquire(AcquireRequest(key, owner, 60.0, inbox, want=Want(3, 5)))

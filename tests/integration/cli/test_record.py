@@ -38,7 +38,7 @@ def recorded(invoke, key):
 
 
 @pytest.mark.parametrize("task", ["turn_long", "sleep_long"])
-def test_a_task_that_loses_its_key_says_who_has_taken_it_and_why(site, invoke, key, task):
+def test_a_task_that_loses_its_key_reports_the_new_holder_and_the_reason(site, invoke, key, task):
     result = getattr(site.tasks, task).delay(key)
     site.journal.wait(key, timeout=60)
 
@@ -94,7 +94,7 @@ def lose_at_a_rest(lock, lease):
         ({"capacity": 3}, lose_at_a_rest),
     ],
 )
-def test_whatever_finds_the_loss_says_who_has_taken_the_key(bare_site, invoke, key, wanted, lose):
+def test_every_way_to_find_a_loss_names_the_new_holder(bare_site, invoke, key, wanted, lose):
     lost = []
     lock = Lock(Key(key, **wanted), store=bare_site.store, lease=300.0)
     lease = lock.acquire() and lock.lease
@@ -139,7 +139,7 @@ def test_a_key_is_released_though_the_record_cannot_be_written(bare_site, invoke
 # What is recorded
 
 
-def test_each_act_is_recorded_with_who_when_and_why(bare_site, invoke, key):
+def test_each_act_is_recorded_with_author_time_and_reason(bare_site, invoke, key):
     began = time.time()
     bare_site.store.acquire(AcquireRequest(key, "h|1|shop.f[x]|n", 60.0))
     for words in (
@@ -194,7 +194,7 @@ def test_the_record_is_bounded_and_expires(bare_site, invoke, key):
     assert 0 < left_ms <= 30 * 86_400_000
 
 
-def test_a_dropped_task_s_result_and_the_record_say_who_and_why(site, locks, invoke, key):
+def test_a_dropped_task_s_result_and_the_record_have_author_and_reason(site, locks, invoke, key):
     with site.held(key):
         results = [site.tasks.work_requeue.delay(key, uuid.uuid4().hex) for _ in range(3)]
         for result in results:
@@ -214,7 +214,7 @@ def test_a_dropped_task_s_result_and_the_record_say_who_and_why(site, locks, inv
     ]
 
 
-def test_who_releases_by_remote_control_is_recorded(bare_site, invoke, key):
+def test_a_release_by_remote_control_is_recorded_with_its_author(bare_site, invoke, key):
     bare_site.store.acquire(AcquireRequest(key, "h|1|shop.f[x]|n", 60.0))
     state = SimpleNamespace(app=bare_site.app, hostname="celery@vm")
 

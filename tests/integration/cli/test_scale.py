@@ -71,7 +71,7 @@ def test_the_longest_held_of_very_many_are_found(bare_site, crowded, locks):
     assert tasks == ["0", "1", "2"]
 
 
-def test_who_reads_one_line_of_very_many_waits_for_no_more(bare_site, crowded):
+def test_a_reader_of_one_line_of_very_many_waits_for_no_more(bare_site, crowded):
     server, client = crowded
     process = subprocess.Popen(
         command(bare_site, "--url", server.url, "list"),

@@ -96,7 +96,7 @@ def test_the_oldest_come_first_when_sorted_by_age(bare_site, invoke, key, limit)
     assert [row["KEY"] for row in rows(by_key)] == [f"{key}{c}" for c in "abc"][:most]
 
 
-def test_an_empty_list_says_so_beside_the_output(locks, key):
+def test_an_empty_list_is_reported_apart_from_the_output(locks, key):
     done = locks("list", key)
 
     assert (done.returncode, done.stdout) == (0, "")
@@ -418,7 +418,7 @@ def work(): ...
     ],
 )
 @pytest.mark.parametrize("words", [("worker", "-P", "solo"), ("locks", "doctor")], ids=" ".join)
-def test_what_is_set_wrongly_is_told_in_one_line(tmp_path, words, setting, option, told):
+def test_wrong_settings_are_reported_in_one_line(tmp_path, words, setting, option, told):
     (tmp_path / "wrong.py").write_text(WRONG.format(setting=setting, option=option))
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "wrong", *words],

@@ -37,7 +37,7 @@ def test_tasks_that_share_a_key_are_shown_with_their_slots(site, invoke, key, th
     assert "\tuse +2\t" in invoke("list", key).stdout
 
 
-def test_a_limit_above_the_capacity_lets_the_next_one_in_beside_the_others(
+def test_a_limit_above_the_capacity_admits_the_next_in_addition_to_the_others(
     site, invoke, key, three
 ):
     parked = site.tasks.use.delay(key)
@@ -65,7 +65,7 @@ def test_the_task_that_is_named_loses_the_key_and_the_others_run_on(site, invoke
         result.get(timeout=60)
 
 
-def test_a_reader_that_waits_for_a_writer_is_told_in_the_queue(site, invoke, key):
+def test_a_reader_that_waits_for_a_writer_is_shown_in_the_queue(site, invoke, key):
     writer = site.tasks.write.delay(key, 0, key)
     site.wait_held(key)
     reader = site.tasks.read.delay(key)

@@ -102,7 +102,7 @@ def printed(columns, rows, width):
 
 
 @pytest.mark.parametrize("length", [60, 90, 150])
-def test_a_long_key_is_readable_beside_its_notes(length):
+def test_a_long_key_is_readable_next_to_its_notes(length):
     name = "stock:" + "4711" * ((length - 6) // 4)
     limit = Limit(2, since=1.0, until=3600.0, author="ann@ops-1")
     owner = "worker-7.example|3225|shop.reserve[id]|nonce"
@@ -212,7 +212,7 @@ def test_nothing_in_a_key_moves_the_cursor(bare_site, terminal, key):
     assert b"\x1b" not in screen.raw
 
 
-def test_top_is_refreshed_until_somebody_types_q(bare_site, terminal, key):
+def test_top_is_refreshed_until_q_is_typed(bare_site, terminal, key):
     with bare_site.held(f"{key}-1"):
         screen = terminal("top", "--interval", "0.2s")
         screen.wait(f"{key}-1")

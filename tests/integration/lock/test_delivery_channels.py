@@ -83,7 +83,7 @@ def test_its_own_worker_does_not_have_it_if_it_does_not_consume_the_queue(store,
     wait_until(lambda: came, what="the push")
 
 
-def test_where_nobody_consumes_the_queue_the_broker_has_it(store, relay, staff):
+def test_without_a_consumer_of_the_queue_the_broker_has_it(store, relay, staff):
     staff(queue="other")
 
     assert not relay.push(wake(store), MESSAGE)
@@ -104,7 +104,7 @@ def test_a_worker_is_chosen_by_how_many_tasks_it_could_begin():
     assert by_room(peers)[-1].address == "full"
 
 
-def test_records_of_another_type_send_it_by_the_broker_and_are_told_once(
+def test_records_of_another_type_send_it_by_the_broker_and_are_reported_once(
     store, relay, staff, client, prefix, caplog
 ):
     staff()
@@ -123,7 +123,7 @@ def test_records_of_another_type_send_it_by_the_broker_and_are_told_once(
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300", "-5"])
-def test_what_is_no_channel_is_told_nothing(store, relay, staff, client, prefix, score):
+def test_what_is_no_channel_gets_no_message(store, relay, staff, client, prefix, score):
     _, came = staff()
     hostile = [f"{prefix}:inbox:{'a' * 32}", f"{prefix}:channel:{'A' * 32}", "x", "", b"\xff", "{}"]
     hostile += [f"elsewhere:channel:{'a' * 32}", f"{prefix}:channel:{'a' * 32}\n", "news * x"]

@@ -46,7 +46,7 @@ def test_the_body_of_an_envelope_is_not_decompressed(bomb):
     assert message.headers["compression"] == "application/x-gzip"  # as who sends it on needs it
 
 
-def test_the_envelopes_of_those_who_wait_are_not_fetched(redis_url, prefix):
+def test_the_envelopes_of_waiters_are_not_fetched(redis_url, prefix):
     with closing(RedisStore(redis_url, prefix)) as store:
         store.acquire(AcquireRequest("k", "o", 60.0))
         for number in range(5):

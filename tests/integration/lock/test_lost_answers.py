@@ -135,7 +135,7 @@ def test_a_renewal_is_repeated_in_time(store, proxy, events, executed, times):
 
 @once_or_twice
 @executed_or_not
-def test_one_who_waits_has_one_place(store, redis_store, proxy, executed, times):
+def test_a_waiter_has_one_place(store, redis_store, proxy, executed, times):
     redis_store.acquire(AcquireRequest("k", "holder", 60.0))
     lock = Lock("k", store=store)
     proxy.lose("acquire", executed=executed, times=times)
@@ -152,7 +152,7 @@ def test_one_who_waits_has_one_place(store, redis_store, proxy, executed, times)
 
 
 @executed_or_not
-def test_one_who_gives_up_waiting_leaves_the_queue(store, redis_store, proxy, executed):
+def test_a_waiter_that_gives_up_leaves_the_queue(store, redis_store, proxy, executed):
     redis_store.acquire(AcquireRequest("k", "holder", 60.0))
     proxy.lose("release", executed=executed)
 
@@ -240,7 +240,9 @@ def test_what_was_parked_and_has_run_meanwhile_does_not_run_again(store, redis_s
     assert (after.token, after.waiting) == (0, 0)
 
 
-def test_what_was_parked_and_runs_meanwhile_does_not_run_beside_itself(store, redis_store, proxy):
+def test_a_parked_run_that_has_started_by_then_does_not_run_twice_at_once(
+    store, redis_store, proxy
+):
     redis_store.acquire(AcquireRequest("k", "holder", 60.0))
 
     def begin_elsewhere():

@@ -71,7 +71,7 @@ every_way = pytest.mark.parametrize(
 
 
 @every_way
-def test_the_holder_is_told_within_a_lease_and_tokens_rise(server, store, events, forget):
+def test_the_holder_is_notified_within_a_lease_and_tokens_rise(server, store, events, forget):
     lock = Lock("k", store=store, lease=LEASE)
     lock.acquire()
     lease = lock.lease
@@ -149,9 +149,7 @@ def test_waiting_for_a_persistent_lock_ends_in_time(redis_store, client, record)
     assert redis_store.inspect("k").waiting == 0
 
 
-def test_one_who_waits_for_a_persistent_lock_gets_it_when_it_is_deleted(
-    redis_store, client, record
-):
+def test_a_waiter_for_a_persistent_lock_gets_it_when_it_is_deleted(redis_store, client, record):
     redis_store.acquire(AcquireRequest("k", "dead", 60.0))
     client.persist(record)
     lock = Lock("k", store=redis_store)

@@ -763,7 +763,7 @@ def test_a_full_server_grants_nothing_but_renews_and_releases(server, store, eve
         held.acquire()
 
 
-def test_a_full_server_does_not_forget_who_waits(server, store):
+def test_a_full_server_does_not_forget_waiters(server, store):
     store.acquire(AcquireRequest("k", "a", 60.0))
     store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
     with server.client() as client:
@@ -830,7 +830,7 @@ def test_a_burst_leaves_few_connections(server, store, burst):
     assert store.inspect("k").waiting == 0
 
 
-def test_connections_that_nobody_needs_any_more_are_given_back(server, store, burst, monkeypatch):
+def test_unused_connections_are_given_back(server, store, burst, monkeypatch):
     monkeypatch.setattr("celery_distlock.stores.redis.connections.UNUSED", 0.2)
     burst(10)
 
@@ -961,7 +961,7 @@ def test_a_free_key_is_taken_at_once_where_nothing_may_be_pushed(server, store):
     assert time.monotonic() - started < 15.0  # half a second each, if each waited to subscribe
 
 
-def test_a_store_that_is_closed_while_somebody_waits_serves_him_all_the_same(server, store):
+def test_a_store_that_is_closed_during_a_wait_still_serves_the_waiter(server, store):
     held, served = Lock("k", store=store), threading.Event()
     held.acquire()
 
@@ -980,7 +980,7 @@ def test_a_store_that_is_closed_while_somebody_waits_serves_him_all_the_same(ser
     waiter.join(60)
 
 
-def test_waiters_that_are_torn_out_leave_somebody_who_listens(redis_store, monkeypatch):
+def test_waiters_that_are_torn_out_leave_a_listener(redis_store, monkeypatch):
     # redis-py leaves the socket open that it has just made when the exception strikes; and it may
     # strike in pytest's own hook, which would tell of that.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
@@ -1209,7 +1209,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_waiter_in_another_process_is_told_of_the_release(redis_store, redis_url, prefix):
+def test_a_waiter_in_another_process_is_notified_of_the_release(redis_store, redis_url, prefix):
     lock = Lock("k", store=redis_store, lease=60.0)
     lock.acquire()
     with Script(WAITER, redis_url, prefix) as waiter:
@@ -1364,7 +1364,7 @@ tell(locked=lock.locked())
         assert script.ended() == 0
 
 
-def test_a_parents_waiter_is_still_told_after_a_fork(redis_store, redis_url, prefix):
+def test_a_parents_waiter_is_still_notified_after_a_fork(redis_store, redis_url, prefix):
     source = """
 lock = Lock("k", store=store, lease=60.0)
 thread = threading.Thread(target=lambda: lock.acquire() and tell(got=True))
@@ -1432,7 +1432,7 @@ def test_a_renewal_that_comes_late_does_not_shorten_an_extended_lease(store):
     assert store.inspect("k").remaining > 100
 
 
-def test_a_user_who_may_not_publish_is_served_all_the_same(private_server, prefix):
+def test_a_user_that_may_not_publish_is_served_nevertheless(private_server, prefix):
     server = private_server()
     with server.client() as client:
         client.execute_command(
@@ -1452,7 +1452,7 @@ def test_a_user_who_may_not_publish_is_served_all_the_same(private_server, prefi
         assert any(found.subject == "publish" for found in store.check())
 
 
-def test_a_hold_that_nobody_has_is_not_renewed(store):
+def test_a_hold_without_a_holder_is_not_renewed(store):
     hold = Hold(store, "k", Terms(0.4), label="test")
     acquire(hold)
     del hold

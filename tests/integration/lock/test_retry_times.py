@@ -43,7 +43,7 @@ def test_each_further_one_comes_a_part_of_a_hold_later(redis_store, turn):
     assert steps == pytest.approx([5.0] * 4, abs=1.0)
 
 
-def test_those_who_wait_in_the_queue_go_before(redis_store, turn):
+def test_waiters_in_the_queue_go_before(redis_store, turn):
     redis_store.acquire(AcquireRequest("k", "a", LEASE))
     for number in range(3):
         redis_store.acquire(
@@ -53,7 +53,7 @@ def test_those_who_wait_in_the_queue_go_before(redis_store, turn):
     assert 35.0 < turn(usual=10.0) <= 40.0
 
 
-def test_who_does_not_know_how_long_it_takes_is_told_by_what_others_know(redis_store, turn):
+def test_a_task_of_unknown_duration_gets_a_delay_by_that_of_others(redis_store, turn):
     redis_store.acquire(AcquireRequest("k", "a", LEASE))
     turn(usual=10.0)
 
@@ -71,14 +71,14 @@ def test_what_others_know_follows_what_is_seen(redis_store, turn, redis_url, pre
         assert 400 < float(client.hget(f"{prefix}:{{k}}:returns", "hold")) < 1000
 
 
-def test_a_holder_who_is_late_is_left_alone_for_the_least(redis_store, turn):
+def test_a_late_holder_is_left_alone_for_the_least(redis_store, turn):
     redis_store.acquire(AcquireRequest("k", "a", LEASE))
     time.sleep(0.1)
 
     assert 4.9 <= turn(usual=0.01, within=(5.0, 60.0)) <= 5.1
 
 
-def test_a_holder_who_is_very_late_is_given_three_quarters_of_that(redis_store, turn):
+def test_a_very_late_holder_is_given_three_quarters_of_that(redis_store, turn):
     redis_store.acquire(AcquireRequest("k", "a", LEASE))
     begin = time.monotonic()
     time.sleep(1.0)
@@ -115,7 +115,7 @@ def test_very_many_are_left_alone_for_the_least(redis_store, turn):
     assert 4.9 <= turn(usual=0.01, within=(5.0, 60.0)) <= 5.1
 
 
-def test_those_who_wait_for_a_rate_are_left_alone_for_the_least(redis_store, turn):
+def test_waiters_for_a_rate_are_left_alone_for_the_least(redis_store, turn):
     want = Want(1, 0, (Rate(1, per=600.0, burst=1),))
     redis_store.acquire(AcquireRequest("k", "a", LEASE, want=want))
     redis_store.release(ReleaseRequest("k", "a"))
@@ -125,7 +125,7 @@ def test_those_who_wait_for_a_rate_are_left_alone_for_the_least(redis_store, tur
     assert 4.9 <= turn(usual=0.01, within=(5.0, 60.0)) <= 5.1
 
 
-def test_a_pause_without_an_end_is_as_a_holder_who_is_late(redis_store, turn):
+def test_a_pause_without_an_end_counts_as_a_late_holder(redis_store, turn):
     redis_store.units.set_limit("k", Limit(0))
 
     assert 4.9 <= turn(within=(5.0, 60.0)) <= 5.1
@@ -140,13 +140,13 @@ def test_a_long_pause_without_an_end_is_given_three_quarters_of_that(redis_store
     assert 0.75 <= told <= 0.75 * (time.monotonic() - begin) + 0.1
 
 
-def test_who_finds_a_pause_that_has_an_end_comes_then(redis_store, turn):
+def test_a_task_that_finds_a_pause_with_an_end_comes_then(redis_store, turn):
     redis_store.units.set_limit("k", Limit(0, time.time() + 20.0))
 
     assert 18.0 < turn() <= 20.1
 
 
-def test_who_finds_a_shared_key_that_rests_comes_when_it_has_rested(redis_store, turn):
+def test_a_task_that_finds_a_resting_shared_key_comes_when_it_has_rested(redis_store, turn):
     redis_store.acquire(AcquireRequest("k", "a", LEASE, want=Want(1, 0)))
     redis_store.units.rest("k", "a", 20.0)
     redis_store.release(ReleaseRequest("k", "a"))
@@ -161,7 +161,7 @@ def test_what_is_too_long_is_said_and_no_turn_kept(redis_store, turn):
     assert 8.0 < turn(usual=10.0) <= 10.0
 
 
-def test_a_turn_keeps_nobody_out(redis_store, turn):
+def test_a_turn_keeps_no_request_out(redis_store, turn):
     redis_store.acquire(AcquireRequest("k", "a", LEASE))
     turn(usual=30.0)
     redis_store.release(ReleaseRequest("k", "a"))
@@ -183,9 +183,7 @@ def test_what_is_noted_is_forgotten_a_minute_after_the_last_turn_that_may_be(
 
 @pytest.mark.parametrize("value", [b"", b"abc", b"-1", b"inf", b"nan", b"1e400", b"9" * 30])
 @pytest.mark.parametrize("field", ["next", "hold", "token"])
-def test_what_somebody_else_wrote_there_counts_for_nothing(
-    redis_store, turn, redis_url, prefix, field, value
-):
+def test_foreign_data_there_counts_for_nothing(redis_store, turn, redis_url, prefix, field, value):
     redis_store.acquire(AcquireRequest("k", "a", LEASE))
     record = "lock" if field == "token" else "returns"
     with closing(redis.Redis.from_url(redis_url)) as client:

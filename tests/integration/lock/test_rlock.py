@@ -113,7 +113,7 @@ def test_the_lock_is_free_after_as_many_releases_as_acquisitions(lock):
     assert free(lock)
 
 
-def test_releasing_what_nobody_holds_is_a_runtime_error(lock):
+def test_releasing_an_unheld_lock_is_a_runtime_error(lock):
     with pytest.raises(RuntimeError):
         lock.release()
 
@@ -167,7 +167,7 @@ def test_a_timeout_of_0_does_not_wait(lock):
     lock.release()
 
 
-def test_who_gave_up_does_not_stand_in_the_way(lock):
+def test_a_waiter_that_gave_up_does_not_block_the_queue(lock):
     lock.acquire()
     elsewhere(lambda: lock.acquire(timeout=0.05))
     lock.release()
@@ -310,7 +310,7 @@ def test_releasing_what_one_does_not_hold_is_a_lock_error_that_names_the_key(new
     assert isinstance(caught.value, LockError)
 
 
-def test_who_releases_it_in_another_thread_is_told_where_it_was_acquired(new_lock):
+def test_a_release_in_another_thread_raises_with_the_place_of_acquisition(new_lock):
     lock, errors = new_lock(), []
 
     def release():
@@ -360,7 +360,7 @@ def test_locks_may_be_released_in_any_order(new_lock):
     other.release()
 
 
-def test_locked_is_true_whoever_holds_it(new_lock):
+def test_locked_is_true_with_any_holder(new_lock):
     lock = new_lock()
     assert lock.locked() is False
 
@@ -434,7 +434,7 @@ def test_events_tell_a_locks_life(new_lock, events):
     assert 0 < conflict["remaining"] <= 30
 
 
-def test_with_waits_no_longer_than_it_is_told(new_lock):
+def test_with_waits_no_longer_than_its_timeout(new_lock):
     with new_lock():
         error = elsewhere(new_lock(timeout=0.1).__enter__)
 
@@ -448,7 +448,7 @@ def test_with_waits_no_longer_than_it_is_told(new_lock):
 
 
 @pytest.mark.parametrize("timeout", [-1, math.nan, True, "3", 1e300])
-def test_a_time_that_nobody_can_wait_is_refused(new_lock, timeout):
+def test_a_time_too_long_to_wait_is_refused(new_lock, timeout):
     with pytest.raises(ConfigurationError, match="timeout must be a number of seconds"):
         new_lock(timeout=timeout)
 

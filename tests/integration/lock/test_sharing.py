@@ -130,7 +130,7 @@ def test_more_than_the_capacity_is_all_of_it(new_lock):
         assert not new_lock_elsewhere(new_lock(capacity=3))
 
 
-def test_who_is_alone_is_beside_nobody(new_lock):
+def test_an_exclusive_holder_has_no_others(new_lock):
     with new_lock() as lease:
         assert (lease.shared, lease.units, lease.slot) == (False, 1, None)
         thread = Other(new_lock(shared=True, timeout=0.05))
@@ -149,7 +149,7 @@ def test_readers_do_not_pass_a_writer_that_waits(new_lock, store):
     writer.leave()
 
 
-def test_who_leaves_lets_in_as_many_as_fit(new_lock, store):
+def test_a_holder_that_leaves_admits_as_many_as_fit(new_lock, store):
     readers = [Other(new_lock(shared=True)) for _ in range(10)]
     with another(new_lock()):
         for thread in readers:
@@ -230,7 +230,7 @@ def new_lock_elsewhere(lock: Lock) -> bool:
     return found[0]
 
 
-def test_an_upgrade_waits_for_the_others_and_nobody_enters_meanwhile(new_lock, store):
+def test_an_upgrade_waits_for_the_others_and_no_request_is_granted_until_then(new_lock, store):
     with another(new_lock(shared=True)) as other, new_lock(shared=True) as lease:
         upgraded = threading.Event()
 
@@ -249,7 +249,7 @@ def test_an_upgrade_waits_for_the_others_and_nobody_enters_meanwhile(new_lock, s
     assert is_free(store)
 
 
-def test_an_upgrade_and_a_downgrade_are_told(new_lock, events):
+def test_an_upgrade_and_a_downgrade_are_reported(new_lock, events):
     with new_lock(shared=True) as lease:
         lease.upgrade(timeout=5)
         lease.downgrade()
@@ -290,7 +290,7 @@ def test_an_upgrade_that_takes_too_long_leaves_the_share(new_lock, store):
     assert is_free(store)
 
 
-def test_of_two_that_upgrade_the_second_is_told_at_once(new_lock, store):
+def test_of_two_upgrades_the_second_is_refused_at_once(new_lock, store):
     with another(new_lock(shared=True), upgrades=False), new_lock(shared=True) as lease:
         first = Other(new_lock(shared=True), upgrades=True)
         first.start()
@@ -547,7 +547,7 @@ def plain_store(redis_url, prefix):
 
 
 @pytest.mark.parametrize("terms", [{"capacity": 2}, {"shared": True}, {"capacity": 2, "weight": 2}])
-def test_a_store_that_lets_nobody_share_is_named_when_the_lock_is_used(plain_store, terms):
+def test_a_store_that_cannot_share_is_named_when_the_lock_is_used(plain_store, terms):
     lock = Lock("k", store=plain_store, **terms)
 
     with pytest.raises(

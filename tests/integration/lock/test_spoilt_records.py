@@ -174,7 +174,7 @@ def share(store, *owners):
 
 @pytest.mark.parametrize("field", ["used", "count"])
 @pytest.mark.parametrize("count", [b"", b"1 2", b"\xff"])
-def test_counts_of_a_shared_key_that_are_none_are_counted_anew(
+def test_counts_of_a_shared_key_that_are_none_are_computed_again(
     redis_store, client, prefix, field, count
 ):
     share(redis_store, "a", "b")
@@ -245,7 +245,7 @@ def test_a_name_in_the_index_that_is_no_utf8_keeps_nothing_from_being_swept_or_f
     assert client.zrange(f"{prefix}:parked", 0, -1) == [b"k"]  # the others were struck
 
 
-def test_an_index_of_another_type_hides_only_keys_that_nobody_holds(
+def test_an_index_of_another_type_hides_only_keys_without_a_holder(
     redis_store, client, prefix, caplog
 ):
     client.set(f"{prefix}:parked", "x")
@@ -256,7 +256,7 @@ def test_an_index_of_another_type_hides_only_keys_that_nobody_holds(
 
 
 @pytest.mark.parametrize("spoilt", ["a list", "for ever", "for years"])
-def test_a_spoilt_turn_keeps_nobody_from_sweeping(redis_store, client, prefix, spoilt):
+def test_a_malformed_turn_prevents_no_sweep(redis_store, client, prefix, spoilt):
     name = f"{prefix}:sweeper"
     if spoilt == "a list":
         client.rpush(name, "x")
@@ -282,7 +282,7 @@ def test_a_name_among_what_is_due_that_is_none_is_looked_at_once(redis_store, cl
     assert redis_store.timetable.dues().many == 0
 
 
-def test_a_last_token_that_is_none_keeps_nobody_from_the_key(redis_store, client, prefix):
+def test_a_last_token_that_is_none_keeps_no_request_from_the_key(redis_store, client, prefix):
     for last in ("abc", "inf", "nan", "9" * 30):
         client.set(f"{prefix}:{{k}}:fence", last)
         reply = redis_store.acquire(AcquireRequest("k", "o", 5.0))

@@ -92,7 +92,7 @@ def test_a_key_too_long_to_be_kept_can_be_looked_up_by_what_the_list_shows(site,
         lock.release()
 
 
-def test_the_queue_names_who_waits_in_order(site, admin, key):
+def test_the_queue_names_its_waiters_in_order(site, admin, key):
     with site.held(key):
         results = []
         for number in range(3):
@@ -135,7 +135,7 @@ def test_calls_behind_many_that_have_come_by_themselves_are_seen_and_dropped(
     assert (left.waiting, left.later) == (0, 0)
 
 
-def test_all_who_are_on_their_way_are_seen_and_dropped(site, admin, key, monkeypatch):
+def test_all_dispatched_runs_are_seen_and_dropped(site, admin, key, monkeypatch):
     monkeypatch.setattr(module, "PAGE", 2)
     want, park_request = Want(1, 5), ParkRequest(b"", task="t")
     admin.limit(key, 0)
@@ -169,7 +169,7 @@ def test_a_released_key_goes_to_the_next_and_its_holder_finds_out(site, admin, k
     assert waiting.get(timeout=30) == 0
 
 
-def test_nothing_is_released_that_nobody_holds(site, admin, key):
+def test_nothing_is_released_without_a_holder(site, admin, key):
     assert not admin.release(key).done
 
 

@@ -9,7 +9,7 @@ from tests.waiting import wait_until
 WORKERS = [{"concurrency": 2, "args": ["--task-events"]}]
 
 
-def test_a_parked_task_is_told_from_its_conflict_to_its_release(site, listener, key):
+def test_a_parked_task_is_reported_from_its_conflict_to_its_release(site, listener, key):
     with site.held(key):
         result = site.tasks.work_requeue.delay(key)
         site.wait_queued(key)
@@ -90,7 +90,7 @@ def state(listener, result):
     return task and task.state
 
 
-def test_a_key_that_is_freed_for_a_killed_process_is_told(site, listener, key):
+def test_a_key_that_is_freed_for_a_killed_process_is_reported(site, listener, key):
     site.tasks.die.delay(key, "exit")
 
     wait_until(lambda: "freed" in listener.kinds(key), what="the event", timeout=60)

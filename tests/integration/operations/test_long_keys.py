@@ -16,7 +16,7 @@ def long_key(key: str) -> str:
     return f"{key}:" + "x" * 1_000_000
 
 
-def test_what_is_told_of_a_parked_task_is_short(site, listener, long_key):
+def test_the_report_of_a_parked_task_is_short(site, listener, long_key):
     with site.held(long_key):
         results = [site.tasks.work_requeue.delay(long_key) for _ in range(PARKED)]
         site.wait_queued(long_key, PARKED)

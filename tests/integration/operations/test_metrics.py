@@ -112,7 +112,7 @@ def test_units_and_limits_are_added_up_over_keys(site, key):
     site.store.units.set_limit(f"{key}:nobody", None)
 
 
-def test_what_is_due_is_told_and_whether_a_worker_looks_after_it(site):
+def test_what_is_due_is_shown_and_whether_a_worker_looks_after_it(site):
     def gauge(name):
         return read(site.app)[f"distlock_{name}", None, None]
 
@@ -178,7 +178,7 @@ def test_counts_of_several_processes_add_up(redis_url, prefix):
     assert found["wait", "sum"] == pytest.approx(0.3)
 
 
-def test_a_store_that_is_away_is_told_as_down(private_server, site):
+def test_a_store_that_is_away_is_reported_as_down(private_server, site):
     server = private_server()
     app = site.app
     runtime_store = open_store(server.url, "gone")
@@ -227,7 +227,7 @@ def scrape(collector):
     return parsed(generate_latest(registry).decode())
 
 
-def test_a_record_that_is_no_text_keeps_no_metric_from_being_told(site, key, private_server):
+def test_a_record_that_is_no_text_hides_no_metric(site, key, private_server):
     store = open_store(private_server().url, "spoilt")
     owner = new_owner("bad\udcff[id]")
     store.acquire(AcquireRequest("k", owner, 60.0))
@@ -238,9 +238,7 @@ def test_a_record_that_is_no_text_keeps_no_metric_from_being_told(site, key, pri
 
 
 @pytest.mark.parametrize("record", ["{ticker}:due", "counts"])
-def test_a_record_of_another_type_keeps_no_other_metric_from_being_told(
-    site, private_server, record, caplog
-):
+def test_a_record_of_another_type_hides_no_other_metric(site, private_server, record, caplog):
     server = private_server()
     store = open_store(server.url, "spoilt")
     store.acquire(AcquireRequest("k", new_owner("held"), 60.0))

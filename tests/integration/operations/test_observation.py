@@ -109,7 +109,7 @@ def test_a_lost_lock_is_not_counted_as_released(redis_url, prefix):
     assert counted(store) == {"acquired": 1, "lost": 1}
 
 
-def test_what_is_being_told_is_told_when_flush_returns(monkeypatch):
+def test_what_is_being_reported_is_reported_when_flush_returns(monkeypatch):
     store = MemoryStore("memory://slow", "slow")
     told = []
 
@@ -209,7 +209,7 @@ def test_events_are_left_out_for_a_while_when_the_broker_is_away(monkeypatch):
     wait_until(lambda: broker.sent == ["distlock-released"], what="the event after that")
 
 
-def test_one_that_cannot_be_told_does_not_keep_the_next_from_being_told(caplog):
+def test_one_that_cannot_be_reported_does_not_keep_the_next_from_being_reported(caplog):
     told = threading.Event()
     mine = background.BackgroundNotifier("test-notifier")
 

@@ -91,7 +91,7 @@ def test_a_lock_is_released_once_though_all_workers_are_asked(site, celery, key)
     assert [result.get(timeout=30) for result in waiting] == [0, 0]
 
 
-def test_a_lock_s_key_that_reads_like_the_command_is_in_nobody_s_way(site, celery, key):
+def test_a_lock_s_key_that_reads_like_the_command_is_no_obstacle(site, celery, key):
     with site.held(f"release_lock {key}"):
         site.tasks.work_requeue.delay(key, None, key)
         site.wait_held(key)
@@ -102,7 +102,7 @@ def test_a_lock_s_key_that_reads_like_the_command_is_in_nobody_s_way(site, celer
     site.journal.open(key)
 
 
-def test_a_holder_s_name_is_told_without_what_a_terminal_would_obey(site, celery, key):
+def test_a_holder_s_name_is_shown_without_terminal_sequences(site, celery, key):
     site.store.acquire(AcquireRequest(key, "host|1|\x1b]0;pwned\x07[id]|1", 30.0))
 
     answers = [answer["ok"] for answer in celery("control", "release_lock", key).values()]

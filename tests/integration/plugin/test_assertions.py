@@ -65,7 +65,7 @@ def test_a_key_may_be_named_with_its_terms_as_a_task_tells_it(store):
         assert_parked("43", key, store)
 
 
-def test_not_free_says_who_holds_it_since_when_and_who_waits(store):
+def test_not_free_names_holder_start_and_waiters(store):
     with held(store):
         park(store, "43")
         said = message(assert_free, "k", store)
@@ -75,7 +75,7 @@ def test_not_free_says_who_holds_it_since_when_and_who_waits(store):
     assert " s left; waiting: shop.reserve[43] (parked since " in said
 
 
-def test_not_locked_says_that_nobody_holds_it(store):
+def test_not_locked_reports_that_there_is_no_holder(store):
     assert message(assert_locked, "k", store) == ("'k' is not locked: it has no holder; no waiters")
 
 
@@ -99,7 +99,7 @@ def test_a_key_that_is_held_alone_has_no_units_in_use(store):
     assert said.startswith("not 1 unit of 'k' in use, it is held exclusively: shop.reserve[42] (")
 
 
-def test_a_key_that_rests_is_not_free_and_nobody_holds_it(store):
+def test_a_resting_key_is_not_free_and_has_no_holder(store):
     with Lock(Key("k", min_hold=60), store=store):
         pass
 
@@ -131,7 +131,7 @@ def test_many_that_wait_are_counted(store):
     assert said.endswith(" and 115 more")
 
 
-def test_who_has_been_woken_is_not_parked_any_more(store):
+def test_a_woken_run_is_not_parked_now(store):
     with held(store):
         park(store, "43")
 

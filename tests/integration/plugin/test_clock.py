@@ -146,7 +146,7 @@ def test_a_server_s_time_is_its_own(run_tests):
     assert outcome.says("distlock_clock cannot be used with distlock_redis: a server's leases end")
 
 
-def test_whoever_waits_in_another_thread_looks_again_when_time_passes():
+def test_a_waiter_in_another_thread_looks_again_when_time_passes():
     clock, event = FakeClock(), threading.Event()
     thread = threading.Thread(target=clock.wait, args=(event, 3600), daemon=True)
     thread.start()

@@ -9,7 +9,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_each_policy_does_while_somebody_else_holds_the_key(run_tests, way):
+def test_what_each_policy_does_while_another_holds_the_key(run_tests, way):
     outcome = run_tests(f"""
         from itertools import count
         from celery_distlock.errors import LockConflictError

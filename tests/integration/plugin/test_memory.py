@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 
-def test_locks_are_in_memory_and_nobody_holds_any(run_tests):
+def test_locks_are_in_memory_and_none_is_held(run_tests):
     outcome = run_tests("""
         @pytest.mark.parametrize("time", [1, 2, 3])
         def test_left_behind(distlock_memory, time):
@@ -80,7 +80,7 @@ def test_a_setting_in_a_namespace_is_put_back(run_tests):
     assert outcome.counts == {"passed": 1}, outcome.output
 
 
-def test_somebody_else_holds_a_key_against_this_thread_too(run_tests):
+def test_another_holder_blocks_this_thread_too(run_tests):
     outcome = run_tests("""
         from celery_distlock.errors import LockConflictError
 
@@ -94,7 +94,7 @@ def test_somebody_else_holds_a_key_against_this_thread_too(run_tests):
     assert outcome.counts == {"passed": 1}, outcome.output
 
 
-def test_somebody_else_holds_units_of_a_key(run_tests):
+def test_another_holder_has_units_of_a_key(run_tests):
     outcome = run_tests("""
         from celery_distlock import Key
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 
-def test_locks_are_on_a_server_and_nobody_holds_any(run_tests):
+def test_locks_are_on_a_server_and_none_is_held(run_tests):
     outcome = run_tests("""
         from celery_distlock.stores.redis.store import RedisStore
 

@@ -182,7 +182,7 @@ def test_units_have_a_column_where_a_key_is_shared(shown, share, hold):
     expect(row.get_by_text("alone", exact=True)).to_be_visible()
 
 
-def test_a_paused_key_says_who_has_paused_it(shown, share, admin):
+def test_a_paused_key_shows_the_author_of_the_pause(shown, share, admin):
     admin.limit("tenant:7", 0, author="<b>ann</b>@vm")
     row = shown.get_by_role("row").filter(has=key(shown, "tenant:7"))
     expect(row.get_by_text("paused", exact=True)).to_be_visible()
@@ -448,7 +448,7 @@ def test_the_last_holders_of_a_key_are_shown_as_far_as_they_were_seen(shown, adm
     expect(details.get_by_text("came and went between two readings are missing")).to_be_visible()
 
 
-def test_a_store_that_is_slow_to_fail_is_told_before_it_has(tab, start_page, private_server):
+def test_a_store_that_is_slow_to_fail_is_reported_before_it_has(tab, start_page, private_server):
     server = private_server()
     page = start_page(DISTLOCK_TEST_STORE=server.url)
     tab.goto(page.url)
@@ -468,7 +468,7 @@ def test_a_store_that_is_slow_to_fail_is_told_before_it_has(tab, start_page, pri
     expect(tab.get_by_role("alert").first).to_be_hidden()
 
 
-def test_a_page_server_that_hangs_is_told(shown, page_process):
+def test_a_page_server_that_hangs_is_reported(shown, page_process):
     expect(shown.get_by_text("No key is held")).to_be_visible()
 
     page_process.process.send_signal(signal.SIGSTOP)

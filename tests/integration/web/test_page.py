@@ -91,7 +91,7 @@ def test_a_limit_and_a_rest_are_shown_with_the_author_and_the_times(page_process
     admin.limit("tenant:7", None)
 
 
-def test_a_paused_key_that_nobody_holds_is_listed(page_process, admin):
+def test_a_paused_key_without_a_holder_is_listed(page_process, admin):
     admin.limit("paused", 0)
 
     lock = page_process.find("paused")
@@ -387,7 +387,9 @@ def test_a_hundred_thousand_keys_are_searched_at_once(start_page, locked, redis_
     admin.store.release(ReleaseRequest("pattern", "vm|1|task[id]|00"))
 
 
-def test_who_releases_and_drops_on_the_page_and_why_is_recorded(page_process, share, admin):
+def test_releases_and_drops_on_the_page_are_recorded_with_author_and_reason(
+    page_process, share, admin
+):
     share("tenant:7", "one", Want(2, 5))
     lock = page_process.find("tenant:7")
     body = {"name": lock["name"], "token": lock["token"], "reason": "INC-1"}

@@ -207,7 +207,7 @@ def test_a_read_only_page_refuses_changes(start_page, held, still_held):
         assert page.post(path, {"name": "mine", "token": "1", "task_id": "a"}).status_code == 403
 
 
-def test_nothing_is_told_without_the_token(closed_page):
+def test_nothing_is_shown_without_the_token(closed_page):
     for path in ("/api/locks", "/api/lock?name=a"):
         assert closed_page.client.get(path).status_code == 401
     assert set(closed_page.get("/api/session")) == {"login", "csrf"}
