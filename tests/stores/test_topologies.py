@@ -50,7 +50,7 @@ def replicate(server, value: str, *, replicas: int, timeout: float = 30.0) -> in
 # Replication
 
 
-def test_a_replica_has_what_its_master_was_told(private_topology):
+def test_a_replica_has_what_its_master_got(private_topology):
     topology = private_topology(Replicated(replicas=2, password="secret"))
 
     assert replicate(topology.master, "value", replicas=2) == 2

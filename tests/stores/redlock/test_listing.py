@@ -67,7 +67,7 @@ def test_nodes_that_do_not_answer_count_as_votes_as_in_a_look(masters, store):
 
 
 @pytest.mark.parametrize("broken", [kill, hang])
-def test_without_a_majority_nothing_is_told(masters, store, broken):
+def test_without_a_majority_nothing_is_reported(masters, store, broken):
     take(store, "a")
     for node in masters.servers[:3]:
         broken(node)
@@ -100,7 +100,7 @@ def test_nodes_that_go_while_they_are_asked_are_done_without(masters, store, mon
     assert not gone
 
 
-def test_records_of_somebody_else_are_said_to_be_that(masters, store):
+def test_foreign_records_are_reported_as_that(masters, store):
     take(store, "a", "fine")
     for node in masters.servers:
         node.ask("SET", record("k", "lock"), "?")
@@ -154,7 +154,7 @@ def test_each_node_tells_of_itself(masters, store):
     assert max(map(abs, clocks)) < 60.0
 
 
-def test_a_key_whose_records_somebody_has_spoilt_hides_no_other(masters, store, caplog):
+def test_a_key_whose_records_were_damaged_hides_no_other(masters, store, caplog):
     take(store, "a", "good")
     for node in masters.servers[:3]:
         node.ask("RPUSH", record("bad", "lock"), "x")
@@ -182,7 +182,7 @@ def test_votes_that_cannot_be_read_spoil_their_own_key_alone(masters, store, fie
 
 
 @pytest.mark.parametrize("last", ["abc", "inf", "9" * 30])
-def test_a_last_token_that_is_none_keeps_nobody_from_the_key(masters, store, last):
+def test_a_last_token_that_is_none_keeps_no_request_from_the_key(masters, store, last):
     for node in masters.servers:
         node.ask("SET", record("k", "fence"), last)
 

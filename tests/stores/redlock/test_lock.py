@@ -70,7 +70,7 @@ def test_a_lock_whose_majority_goes_is_lost_before_another_can_have_it(masters, 
 
 
 @pytest.mark.faults
-def test_who_cannot_ask_a_majority_does_not_hold(masters, store):
+def test_without_a_majority_a_request_does_not_hold(masters, store):
     for node in masters.servers[:3]:
         node.kill()
 

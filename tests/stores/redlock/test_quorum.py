@@ -239,7 +239,7 @@ def test_what_a_node_grants_that_hung_is_undone_when_it_is_back(masters, store):
     wait_until(lambda: owners(masters) == ["b"] * 5, what="all votes")
 
 
-def test_what_nobody_awaits_any_more_is_not_sent(masters, store):
+def test_unawaited_requests_are_not_sent(masters, store):
     take(store, "warm", "warm")
     masters.servers[0].pause()
     worker = store._nodes._workers[0]
@@ -256,7 +256,7 @@ def test_what_nobody_awaits_any_more_is_not_sent(masters, store):
     assert owners(masters, "waits behind it")[0] == ""
 
 
-def test_a_node_that_was_not_asked_is_not_told_to_forget(masters, store):
+def test_a_node_that_was_not_asked_gets_no_request_to_forget(masters, store):
     take(store, "warm", "warm")
     masters.servers[0].kill()
     take(store, "a")
@@ -305,7 +305,7 @@ def test_a_minority_of_votes_is_no_lock(masters, store):
     assert store.inspect("k").owner == "a"
 
 
-def test_who_finds_the_key_taken_leaves_no_vote_behind(masters, store):
+def test_a_request_for_a_taken_key_leaves_no_vote_behind(masters, store):
     for node in masters.servers[:3]:
         vote(node, "k", "x")
 
@@ -361,7 +361,7 @@ def test_a_renewal_that_a_majority_confirms_counts(masters, store):
     assert store.inspect("k").remaining > 20.0
 
 
-def test_a_renewal_makes_no_vote_anew_at_a_node_that_lost_it(masters, store):
+def test_a_renewal_creates_no_vote_at_a_node_that_lost_it(masters, store):
     take(store, "a")
     wait_until(lambda: owners(masters) == ["a"] * 5, what="the slowest vote")
     masters.servers[0].restart()
@@ -383,7 +383,7 @@ def test_a_lock_that_a_majority_has_forgotten_is_lost(masters, store):
     assert not store.release(ReleaseRequest("k", "a")).released
 
 
-def test_a_lock_that_somebody_else_has_by_majority_is_held(masters, store):
+def test_a_lock_that_another_holds_by_majority_is_held(masters, store):
     take(store, "a")
     wait_until(lambda: owners(masters) == ["a"] * 5, what="the slowest vote")
     for node in masters.servers[:3]:

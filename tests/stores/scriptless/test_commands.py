@@ -88,7 +88,7 @@ def test_a_server_without_such_commands_is_named_with_what_is_missing():
 
 
 @native
-def test_it_works_for_a_user_who_may_not_run_scripts(redis_server, prefix):
+def test_it_works_for_a_user_without_the_right_to_run_scripts(redis_server, prefix):
     url = url_of_user(redis_server, "scriptless", "secret", "~* &* +@all -@scripting")
     with closing(RedisStore(url, prefix)) as scripted, pytest.raises(StoreError):
         scripted.acquire(AcquireRequest("k", "a", 30.0))

@@ -32,7 +32,7 @@ def test_records_that_are_no_locks_are_not_listed(redis_server, store, prefix):
     assert found(store) == ["k"]
 
 
-def test_a_key_that_is_not_granted_yet_is_held_by_nobody(redis_server, store, prefix):
+def test_a_key_that_is_not_granted_yet_has_no_holder(redis_server, store, prefix):
     with redis_server.client() as client:
         client.set(f"{prefix}:{{k}}:lock", '{"owner": "a", "run": "", "token": 0}', px=60_000)
 
@@ -54,7 +54,7 @@ def test_a_look_at_many_keys_takes_a_round_trip_for_a_hundred(store, monkeypatch
     assert len(asked) == 3
 
 
-def test_records_of_somebody_else_are_said_to_be_that(redis_server, store, prefix):
+def test_foreign_records_are_reported_as_that(redis_server, store, prefix):
     with redis_server.client() as client:
         client.hset(f"{prefix}:{{k}}:lock", "x", servers.grant("a"))
         client.set(f"{prefix}:{{l}}:lock", "?")

@@ -65,7 +65,7 @@ def test_a_token_is_the_time_though_its_record_is_gone(redis_server, store, pref
     assert take(store, "b") > before
 
 
-def test_one_who_was_too_slow_with_the_fence_is_not_granted(
+def test_one_that_was_too_slow_with_the_fence_is_not_granted(
     redis_server, store, another, prefix, monkeypatch
 ):
     """Between his two round trips the key has gone to another, who has raised the fence."""
@@ -299,7 +299,7 @@ def test_a_record_that_is_none_of_ours_spoils_its_own_key_alone(
 
 
 @pytest.mark.parametrize("last", ["inf", "-inf", "1e300", "1.5"])
-def test_a_last_token_that_is_none_keeps_nobody_from_the_key(redis_server, store, prefix, last):
+def test_a_last_token_that_is_none_keeps_no_request_from_the_key(redis_server, store, prefix, last):
     with redis_server.client() as client:
         client.zadd(f"{prefix}:{{k}}:fence", {"last": last})
 

@@ -208,7 +208,7 @@ def test_a_slot_half_way_can_be_renewed_and_given_up(cluster, store):
     assert store.acquire(AcquireRequest(free, "b", 60.0)).status is Status.GRANTED
 
 
-def test_a_slot_whose_move_was_broken_off_is_told_with_what_ends_that(cluster, store):
+def test_a_slot_with_an_interrupted_move_is_reported_with_the_remedy(cluster, store):
     with cluster.moving(slot("k"), other(cluster, "k")):
         with pytest.raises(StoreUnavailableError, match=r"moving the key's slot") as caught:
             store.inspect("k", 5.0)
@@ -297,7 +297,7 @@ def test_a_release_that_is_broken_off_while_its_slot_moves_leaves_the_key_its_re
     assert 0 < state.rest <= 60.0
 
 
-def test_a_waiter_is_told_though_its_slot_has_moved(cluster, store):
+def test_a_waiter_is_notified_though_its_slot_has_moved(cluster, store):
     lock, got = Lock("k", store=store, lease=60.0), threading.Event()
     lock.acquire()
     waiter = threading.Thread(target=drill.take_once, args=[store, "k", got])
@@ -506,7 +506,7 @@ def test_each_node_that_may_evict_is_named(cluster, store):
         assert [each.address in doubt for doubt in doubts] == [True]
 
 
-def test_who_waits_is_found_though_the_node_with_the_index_comes_back_empty(cluster, store, prefix):
+def test_a_waiter_is_found_though_the_node_with_the_index_comes_back_empty(cluster, store, prefix):
     index = cluster.node_of(f"{prefix}:parked")
     key, *_ = keys_on(cluster, other_than(cluster, index), 1)
     assert swept(store) == []
@@ -516,7 +516,9 @@ def test_who_waits_is_found_though_the_node_with_the_index_comes_back_empty(clus
     assert wait_until(lambda: swept(store), what="a sweep")[0].run == "run"
 
 
-def test_who_is_missing_in_the_index_is_found_by_and_by(cluster, store, prefix, monkeypatch):
+def test_a_waiter_that_is_missing_in_the_index_is_found_by_and_by(
+    cluster, store, prefix, monkeypatch
+):
     monkeypatch.setattr(mending, "MENDED", 0.5)
     assert swept(store) == []
     send(store, "k", "run", delay=0.5)
@@ -525,7 +527,7 @@ def test_who_is_missing_in_the_index_is_found_by_and_by(cluster, store, prefix, 
     assert wait_until(lambda: swept(store), what="a sweep")[0].run == "run"
 
 
-def test_an_index_that_is_lost_while_it_is_mended_is_mended_anew(
+def test_an_index_that_is_lost_during_its_repair_is_repaired_again(
     cluster, store, prefix, monkeypatch
 ):
     monkeypatch.setattr(mending, "MENDING", 0.0)  # a sweep mends one part only

@@ -114,7 +114,7 @@ def test_the_time_that_connecting_takes_is_not_counted(doubts, fake, monkeypatch
     assert doubts(0.001) == [False]
 
 
-def test_nothing_is_sent_when_nobody_waits_any_more(member, redis_url, prefix):
+def test_nothing_is_sent_when_no_caller_waits(member, redis_url, prefix):
     with pytest.raises(RedisTimeoutError):
         member.ask([command(b"", "SET", prefix, "1")], 5.0, clock.monotonic() - 1)
     member.ask(PING, 5.0)

@@ -124,15 +124,15 @@ def test_a_password_too_many(ask, server):
     ask(server.url.replace("//", "//:hunter2@"), "the server has none|user and password")
 
 
-def test_a_user_who_is_switched_off(ask, server):
+def test_a_user_that_is_switched_off(ask, server):
     ask(as_user(server, "+@all", "~*", "off"), "user and password in the URL are not")
 
 
-def test_a_user_who_may_not_choose_the_database(ask, server):
+def test_a_user_that_may_not_choose_the_database(ask, server):
     ask(as_user(server, "+@all", "~*", "-select", database=1), r"this user lacks \+select")
 
 
-def test_a_user_who_may_nothing(ask, server):
+def test_a_user_without_any_right(ask, server):
     ask(as_user(server), r"this user lacks \+(evalsha|set)")
 
 

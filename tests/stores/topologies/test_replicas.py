@@ -89,7 +89,7 @@ def test_a_renewal_that_replicas_do_not_confirm_is_none(replicated, store):
     )
 
 
-def test_one_who_is_refused_does_not_wait_for_replicas(replicated, store):
+def test_one_that_is_refused_does_not_wait_for_replicas(replicated, store):
     store.acquire(AcquireRequest("k", "a", 60.0))
     replicated.replicas[0].pause()
     for n in range(3):  # on connections whose own grants were not confirmed, too

@@ -487,7 +487,7 @@ def test_a_call_that_is_taken_in_by_half_is_not_accepted(
 
 
 @pytest.mark.parametrize("right", ["hget", "hset", "zadd", "zrange", "zrem", "zscore"])
-def test_who_waits_outlasts_a_right_that_is_missing_for_a_while(
+def test_a_waiter_outlasts_a_right_that_is_missing_for_a_while(
     opened, one_server_as_admin, rights, right
 ):
     store = opened(one_server_as_admin[1])
@@ -532,7 +532,7 @@ def test_a_lease_that_cannot_be_set_leaves_no_lock_for_ever(
 
 
 @pytest.mark.parametrize("quote", ["'", "`"])
-def test_scripts_that_are_not_there_are_told_the_way_out_however_that_is_quoted(quote):
+def test_missing_scripts_are_reported_with_the_remedy_in_any_quoting(quote):
     refusal = redis.ResponseError(f"unknown command {quote}EVALSHA{quote}, with args")
 
     assert "?scripts=off" in said(refusal, "distlock")

@@ -170,7 +170,7 @@ def test_a_living_master_is_replaced_without_a_loss(sentinels, prefix, replicas,
         assert [key for key in sent if not store.inspect(key).later] == []
 
 
-def test_a_demoted_master_is_noticed_by_those_who_still_talk_to_it(sentinels, store):
+def test_a_demoted_master_is_noticed_by_clients_that_still_talk_to_it(sentinels, store):
     store.acquire(AcquireRequest("k", "a", 60.0))
     copied(sentinels)
     old = sentinels.master
@@ -181,7 +181,7 @@ def test_a_demoted_master_is_noticed_by_those_who_still_talk_to_it(sentinels, st
     assert store.renew([Ownership("k", "a", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED
 
 
-def test_nobody_believes_in_a_lock_at_a_master_that_was_cut_off(sentinels, store, prefix):
+def test_no_holder_believes_in_a_lock_at_a_master_that_was_cut_off(sentinels, store, prefix):
     # It stands still, another one takes its place, and it comes back as what it was.
     old = sentinels.master
     late = Lock("k", store=store, lease=3.0)
@@ -261,7 +261,7 @@ def test_a_service_that_there_is_not_is_named(sentinels):
 
 
 @pytest.mark.parametrize("database", [0, 1])
-def test_a_sentinel_that_is_taken_for_a_server_is_told_as_one(sentinels, database):
+def test_a_sentinel_used_as_a_server_is_reported_as_one(sentinels, database):
     url = f"redis://{sentinels.sentinels[0].address}/{database}"
     with closing(RedisStore(url, "p")) as store, pytest.raises(StoreError, match="sentinel://"):
         store.acquire(AcquireRequest("k", "a", 30.0))

@@ -104,7 +104,7 @@ def time_left(client: redis.Redis, record: str) -> float:
     return client.pttl(record) / 1000
 
 
-def test_renewals_go_to_the_others_at_once_and_nobody_waits_twice(masters, store, pause):
+def test_renewals_go_to_the_others_at_once_and_none_waits_twice(masters, store, pause):
     silent, *others = masters
     keys = one_each(masters)
     for key in keys:
@@ -257,7 +257,7 @@ def test_keys_of_the_others_wait_for_no_map(masters, pause):
         assert time.monotonic() < began + 2
 
 
-def test_a_first_request_passes_over_those_who_do_not_answer(masters, pause):
+def test_a_first_request_skips_nodes_that_do_not_answer(masters, pause):
     *_, last = one_each(masters)
     with closing(new_store(masters)) as store:
         pause(masters[:4])
@@ -286,7 +286,7 @@ def test_a_sweep_does_not_wait_again_and_again(masters, store, pause):
     assert time.monotonic() < began + PATIENCE
 
 
-def test_who_notes_when_keys_are_due_does_not_wait_again_and_again(masters, store, pause):
+def test_recording_when_keys_are_due_does_not_wait_again_and_again(masters, store, pause):
     ticker = slot_of(store._records.times) * len(masters) // SLOTS
     key = one_each(masters)[ticker - 1]
     want = Want(1, 1, rates=(Rate(1, 600.0),))

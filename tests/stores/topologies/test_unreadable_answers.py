@@ -70,7 +70,7 @@ def unreadable(asked: str = ""):
     return pytest.raises(StoreUnavailableError, match=words)
 
 
-def test_nobody_holds_what_an_unreadable_answer_may_have_granted(server):
+def test_an_unreadable_answer_that_may_be_a_grant_leaves_no_holder(server):
     async def enter() -> None:
         async with AsyncLock("k", store=f"redis://{server.host}/0", timeout=1.0):
             raise AssertionError
@@ -99,7 +99,7 @@ def test_nobody_holds_what_an_unreadable_answer_may_have_granted(server):
         lambda store: list(store.parking.sweep(1.0)),
     ],
 )
-def test_who_looks_is_told_so(liar, opened, look):
+def test_a_look_reports_that(liar, opened, look):
     with unreadable():
         look(opened(f"redis://{liar(ANSWERS['too few parts']).host}/0"))
 
@@ -146,7 +146,7 @@ def test_a_master_that_is_slow_is_awaited_then(liar, opened, private_server, ans
     assert store.release(ReleaseRequest("k", "a")).released
 
 
-def test_a_majority_of_several_masters_is_told_of(server, liar, opened):
+def test_a_majority_of_several_masters_is_reported(server, liar, opened):
     hosts = [server.host, *(liar(b":1\r\n").host for _ in range(2))]
     store = opened(f"redlock://{','.join(hosts)}/0")
 
@@ -177,7 +177,7 @@ def test_bytes_that_are_no_answer(liar, opened, place, answer):
 
 
 @pytest.mark.parametrize("answer", [b"-MOVED 1 localhost:1\r\n", b"-ASK 1 localhost:1\r\n"])
-def test_one_node_of_a_cluster_is_told_as_that(liar, opened, answer):
+def test_one_node_of_a_cluster_is_reported_as_that(liar, opened, answer):
     with pytest.raises(StoreError, match=r"redis\+cluster:// finds the others"):
         opened(f"redis://{liar(answer).host}/0").acquire(AcquireRequest("k", "a", 5.0))
 

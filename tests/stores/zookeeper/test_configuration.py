@@ -243,7 +243,7 @@ store.close()
 
 
 @pytest.mark.parametrize("kind", PATCHED)
-def test_greenlets_exclude_one_another_and_nobody_blocks_the_loop(url, prefix, kind):
+def test_greenlets_exclude_one_another_and_none_blocks_the_loop(url, prefix, kind):
     begin = f"{PATCHED[kind]}\nfrom {kind} import sleep, spawn\n"
     done = run_python(f"{begin}{GREENLETS}", url, prefix)
 

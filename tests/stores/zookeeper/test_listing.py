@@ -29,7 +29,7 @@ def found(store, pattern="*"):
     return sorted(key for keys in store.find_keys(pattern) for key in keys)
 
 
-def test_a_folder_that_nobody_is_in_is_no_key(store):
+def test_a_folder_without_nodes_is_no_key(store):
     take(store, "k", "a")
     client = store._contact.session.client
     client.create(folder(store, "left"))
@@ -43,7 +43,7 @@ def test_keys_of_another_prefix_are_not_listed(store, open_store):
     assert found(store) == []
 
 
-def test_another_process_sees_keys_and_who_waits(store, open_store):
+def test_another_process_sees_keys_and_waiters(store, open_store):
     take(store, "k", "a")
     for name in ("b", "c", "d"):
         wait_for(store, "k", name)
@@ -54,7 +54,7 @@ def test_another_process_sees_keys_and_who_waits(store, open_store):
     assert [waiter.owner for waiter in other.waiters("k", first=1, limit=1)] == ["c"]
 
 
-def test_who_gave_up_waits_no_more(store):
+def test_a_waiter_that_gave_up_has_left_the_queue(store):
     take(store, "k", "a")
     inboxes = [wait_for(store, "k", name) for name in ("b", "c")]
 
@@ -78,7 +78,7 @@ def test_a_waiter_s_time_is_when_it_came(store):
     assert store.inspect_many(["k"])[0].oldest == first.since
 
 
-def test_nobody_waits_for_a_key_without_a_queue(store):
+def test_a_key_without_a_queue_has_no_waiters(store):
     take(store, "k", "a")
 
     assert (store.inspect("k").waiting, store.inspect("k").oldest) == (0, 0.0)

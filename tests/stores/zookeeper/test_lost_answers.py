@@ -116,7 +116,7 @@ def test_a_key_is_kept_and_claimed_once_though_answers_are_lost(store, losses, e
 
 
 @pytest.mark.parametrize("executed", [False, True])
-def test_one_who_is_let_in_has_one_slot_though_the_answer_is_lost(
+def test_one_that_is_admitted_has_one_slot_though_the_answer_is_lost(
     store, losses, open_store, executed
 ):
     want, other = Want(1, 4), open_store()

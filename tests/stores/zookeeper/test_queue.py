@@ -55,7 +55,7 @@ def wakes(inboxes):
     return counts
 
 
-def test_a_release_wakes_the_next_waiter_and_nobody_else(store, open_store):
+def test_a_release_wakes_the_next_waiter_and_no_other(store, open_store):
     take(store, "k", "w0")
     others = [open_store() for _ in range(5)]
     inboxes = {f"w{n}": wait_for(other, "k", f"w{n}") for n, other in enumerate(others, 1)}
@@ -109,7 +109,7 @@ def test_a_waiter_that_gives_up_does_not_let_the_next_one_overtake(store):
     take(store, "k", "c", queue=last)
 
 
-def test_who_only_tries_leaves_no_node_behind_and_does_not_overtake(store):
+def test_a_try_leaves_no_node_behind_and_does_not_overtake(store):
     take(store, "k", "a")
     inbox = wait_for(store, "k", "b")
 
@@ -123,7 +123,7 @@ def test_who_only_tries_leaves_no_node_behind_and_does_not_overtake(store):
     take(store, "k", "b", queue=inbox)
 
 
-def test_of_many_who_try_at_once_one_has_it_and_no_other_node_stays(open_store):
+def test_of_many_requests_at_once_one_has_it_and_no_other_node_stays(open_store):
     stores = [open_store() for _ in range(3)]
     for round_ in range(10):
         start = threading.Barrier(9)
@@ -185,7 +185,7 @@ def test_tokens_rise_over_waiters_that_made_their_nodes_early(store, open_store)
     assert tokens == sorted(set(tokens))
 
 
-def test_tokens_rise_though_the_keys_folder_was_deleted_and_numbers_begin_anew(store):
+def test_tokens_rise_though_the_keys_folder_was_deleted_and_numbers_restart(store):
     first = take(store, "k", "a")
     (path,) = nodes(store, "k")
     store.release(ReleaseRequest("k", "a"))

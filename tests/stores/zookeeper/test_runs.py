@@ -142,7 +142,7 @@ def test_of_several_processes_one_tidies_in_a_minute(store, open_store, skip):
     assert store._contact.session.client.get(store._marks.folder)[1].version == version
 
 
-def test_a_key_is_kept_for_its_run_ahead_of_all_who_wait(store, open_store):
+def test_a_key_is_kept_for_its_run_ahead_of_all_waiters(store, open_store):
     other = open_store()
     token = take(store, "k", "a", run="run 1")
     inbox = wait_for(other, "k", "b")
@@ -174,7 +174,7 @@ tell(kept=store.release(request).released)
     take(store, "k", "c", run="run 2")
 
 
-def test_whoever_looks_ends_what_a_dead_process_has_kept_too_long(url, store, prefix):
+def test_every_look_ends_what_a_dead_process_has_kept_too_long(url, store, prefix):
     source = """
 store.acquire(AcquireRequest("k", "a", 30.0, run="run 1"))
 request = ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 2.5))
@@ -223,7 +223,7 @@ def test_a_second_delivery_does_not_claim_what_was_kept_for_a_run_that_has_ended
     take(store, "k", "c")
 
 
-def test_who_does_not_hold_the_key_cannot_keep_it(store):
+def test_a_non_holder_cannot_keep_it(store):
     take(store, "k", "a", run="run")
     inbox = wait_for(store, "k", "b")
 

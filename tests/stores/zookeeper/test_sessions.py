@@ -142,7 +142,7 @@ def test_a_lock_whose_session_is_lost_is_found_lost_before_another_has_it(store,
         lock.release()
 
 
-def test_a_waiter_whose_session_is_lost_queues_anew(store, open_store):
+def test_a_waiter_whose_session_is_lost_queues_again(store, open_store):
     other = open_store()
     take(other, "k", "a")
     inbox = wait_for(store, "k", "b")
@@ -266,7 +266,7 @@ def test_another_process_releases_but_does_not_renew(url, store, prefix):
         assert renew(store, ("k", "dead", 0.5)) == [HELD]
 
 
-def test_a_hold_that_somebody_else_has_ended_is_found_lost_and_not_made_anew(store, open_store):
+def test_a_hold_that_was_ended_elsewhere_is_found_lost_and_not_created_again(store, open_store):
     other = open_store()
     take(store, "k", "a")
     take(store, "k2", "a")
@@ -280,7 +280,7 @@ def test_a_hold_that_somebody_else_has_ended_is_found_lost_and_not_made_anew(sto
     assert not store.release(ReleaseRequest("k", "a")).released
 
 
-def test_who_lost_his_hold_and_waits_anew_does_not_hold_it(store, open_store):
+def test_a_waiter_that_lost_its_hold_and_queued_again_does_not_hold_it(store, open_store):
     other = open_store()
     take(store, "k", "a")
     other.release(ReleaseRequest("k", "a"))
@@ -290,7 +290,7 @@ def test_who_lost_his_hold_and_waits_anew_does_not_hold_it(store, open_store):
     assert renew(store, ("k", "a", 30.0)) == [HELD]
 
 
-def test_who_did_not_hold_the_key_did_not_release_it_though_answers_were_lost(store, monkeypatch):
+def test_a_non_holder_did_not_release_it_though_answers_were_lost(store, monkeypatch):
     take(store, "k", "a")
     catch_up, failures = Exchange.catch_up, [ConnectionLoss()]
 
@@ -316,7 +316,7 @@ def test_another_process_leaves_the_queue_for_a_dead_waiter(url, store, open_sto
     assert store.inspect("k").waiting == 0
 
 
-def test_who_has_the_name_of_another_processes_owner_does_not_take_its_key(store, open_store):
+def test_an_owner_with_the_name_of_another_processes_owner_does_not_take_its_key(store, open_store):
     take(store, "k", "a")
 
     reply = open_store().acquire(AcquireRequest("k", "a", 30.0))

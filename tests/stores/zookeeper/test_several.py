@@ -71,7 +71,7 @@ def test_as_many_hold_a_key_as_its_capacity_is(store, open_store):
     assert len(nodes(store, "k")) == 3
 
 
-def test_any_number_share_a_key_and_nobody_is_alone_beside_them(store, open_store):
+def test_any_number_share_a_key_and_none_is_exclusive_with_them(store, open_store):
     other = open_store()
     for n in range(10):
         reply = enter(other if n % 2 else store, f"o{n}", SHARED)
@@ -80,7 +80,7 @@ def test_any_number_share_a_key_and_nobody_is_alone_beside_them(store, open_stor
     refused(other, "alone", ALONE)
 
 
-def test_nobody_shares_what_one_has_alone(store, open_store):
+def test_no_request_shares_an_exclusive_key(store, open_store):
     enter(store, "alone", ALONE)
 
     assert refused(open_store(), "b", SHARED).holder == "alone"
@@ -88,7 +88,7 @@ def test_nobody_shares_what_one_has_alone(store, open_store):
     assert len(nodes(store, "k")) == 1
 
 
-def test_each_is_judged_by_its_own_capacity_and_nobody_is_thrown_out(store):
+def test_each_is_judged_by_its_own_capacity_and_none_is_thrown_out(store):
     for n in range(3):
         enter(store, f"o{n}", THREE)
 
@@ -113,7 +113,7 @@ def test_a_slot_that_was_given_back_is_the_next_ones(store, open_store):
 
 
 @pytest.mark.parametrize(("capacity", "slot"), [(2, 0), (1024, 0), (1025, -1), (0, -1)])
-def test_slots_are_told_up_to_a_capacity(store, capacity, slot):
+def test_slots_are_reported_up_to_a_capacity(store, capacity, slot):
     assert enter(store, "a", Want(1, capacity)).slot == slot
 
 
@@ -124,7 +124,7 @@ def test_a_weight_is_refused_and_nothing_is_left(store):
     assert nodes(store, "k") == []
 
 
-def test_nobody_overtakes_one_who_waits_whether_he_would_fit_or_not(store, open_store):
+def test_no_request_overtakes_a_waiter_whether_it_would_fit_or_not(store, open_store):
     other = open_store()
     enter(store, "a", SHARED)
     writer = wait_for(other, "k", "writer")
@@ -141,7 +141,7 @@ def test_nobody_overtakes_one_who_waits_whether_he_would_fit_or_not(store, open_
     enter(store, "c", SHARED, queue=behind)
 
 
-def test_of_many_who_try_at_once_as_many_enter_as_fit(open_store):
+def test_of_many_requests_at_once_as_many_enter_as_fit(open_store):
     """Who does not wait is not refused because one before him has not come in yet."""
     stores = [open_store() for _ in range(3)]
     for round_ in range(10):
@@ -166,7 +166,7 @@ def test_of_many_who_try_at_once_as_many_enter_as_fit(open_store):
 # Tokens
 
 
-def test_all_who_share_without_a_gap_have_one_token_and_phases_rise(store, open_store):
+def test_all_holders_of_a_phase_have_one_token_and_phases_rise(store, open_store):
     other = open_store()
     tokens = [take(store, "k", "before")]
     leave(store, "before")
@@ -184,7 +184,7 @@ def test_all_who_share_without_a_gap_have_one_token_and_phases_rise(store, open_
     assert tokens == sorted(set(tokens))
 
 
-def test_one_who_was_let_in_while_the_first_left_has_a_token_of_his_own(store, open_store):
+def test_one_that_is_admitted_while_the_first_leaves_has_its_own_token(store, open_store):
     """The first is gone before the note: then it is another phase, and said to be."""
     other = open_store()
     first = enter(store, "a", SHARED).token
@@ -206,7 +206,7 @@ def test_one_who_was_let_in_while_the_first_left_has_a_token_of_his_own(store, o
 # Who is woken
 
 
-def test_a_release_wakes_the_first_of_those_who_wait_and_nobody_else(store, open_store):
+def test_a_release_wakes_the_first_waiter_and_no_other(store, open_store):
     for n in range(3):
         enter(store, f"o{n}", THREE)
     others = [open_store() for _ in range(4)]
@@ -226,7 +226,7 @@ def test_a_release_wakes_the_first_of_those_who_wait_and_nobody_else(store, open
     refused(others[1], "w1", THREE, queue=inboxes[1])
 
 
-def test_those_who_fit_follow_one_by_one(store, open_store):
+def test_those_that_fit_follow_one_by_one(store, open_store):
     enter(store, "alone", ALONE)
     others = [open_store() for _ in range(4)]
     inboxes = []
@@ -252,7 +252,7 @@ def test_those_who_fit_follow_one_by_one(store, open_store):
     enter(others[3], "w3", THREE, queue=inboxes[3])
 
 
-def test_who_waits_to_be_alone_watches_the_last_before_him_and_no_other(store):
+def test_an_exclusive_waiter_watches_the_last_before_it_and_no_other(store):
     for n in range(3):
         enter(store, f"o{n}", SHARED)
     wait_for(store, "k", "writer")
@@ -274,7 +274,7 @@ def test_the_first_to_wait_for_a_unit_watches_as_many_as_there_are_units(store):
     enter(store, "w", Want(1, 2), queue=inbox)
 
 
-def test_whoever_comes_lets_in_those_before_who_fit(store, open_store):
+def test_a_request_admits_earlier_ones_that_fit(store, open_store):
     """A waiter whose process is slow keeps nobody out who fits beside him."""
     enter(store, "alone", ALONE)
     inbox = store.inbox("k", "slow")
@@ -326,7 +326,7 @@ def test_each_lease_ends_for_itself(store, open_store):
     refused(other, "d", Want(1, 2))
 
 
-def test_who_lost_a_unit_is_told_whether_one_has_the_key_alone(store, open_store):
+def test_the_loser_of_a_unit_learns_whether_the_key_is_held_exclusively(store, open_store):
     other = open_store()
     enter(store, "a", SHARED)
     leave(other, "a")
@@ -404,7 +404,7 @@ def test_processes_never_hold_more_than_there_is(url, prefix, tmp_path):
 # Runs
 
 
-def test_a_second_delivery_is_not_granted_beside_the_first_though_there_is_room(store, open_store):
+def test_a_second_delivery_is_not_granted_during_the_first_though_there_is_room(store, open_store):
     other = open_store()
     enter(store, "a", SHARED)
     enter(store, "b", THREE, run="run")
@@ -418,7 +418,7 @@ def test_a_second_delivery_is_not_granted_beside_the_first_though_there_is_room(
     enter(other, "d", THREE)
 
 
-def test_a_second_delivery_that_blocks_is_told_when_the_first_leaves(store, open_store):
+def test_a_second_delivery_that_blocks_is_notified_when_the_first_leaves(store, open_store):
     other = open_store()
     enter(store, "a", SHARED)
     enter(store, "b", THREE, run="run")
@@ -461,7 +461,7 @@ def test_a_unit_is_kept_for_a_run_and_claimed_with_its_slot(store, open_store):
     assert (reply.slot, reply.token) == (1, token)
 
 
-def test_a_run_that_comes_with_another_capacity_is_judged_anew(store):
+def test_a_run_that_comes_with_another_capacity_is_checked_again(store):
     enter(store, "a", THREE)
     enter(store, "b", THREE)
     enter(store, "c", THREE, run="run")
@@ -512,7 +512,7 @@ def test_a_unit_that_was_kept_for_a_dropped_run_is_free(store):
 # Looks
 
 
-def test_a_look_tells_who_holds_units_and_who_waits_for_what(store, open_store):
+def test_a_look_shows_holders_of_units_and_requests_of_waiters(store, open_store):
     other = open_store()
     token = enter(store, "a", THREE, run="run a").token
     enter(other, "b", THREE)
@@ -538,7 +538,7 @@ def test_a_look_tells_who_holds_units_and_who_waits_for_what(store, open_store):
     assert [each.owner for each in store.waiters("k", first=1)] == ["e"]
 
 
-def test_one_who_is_alone_is_no_sharer(store):
+def test_an_exclusive_holder_is_no_sharer(store):
     enter(store, "a", ALONE)
 
     state = store.inspect("k")
