@@ -435,7 +435,7 @@ def test_an_error_that_comes_with_a_loss_in_a_group_is_not_hidden():
         Guard((hold,)).run(work)
 
 
-def test_garbage_that_is_collected_meanwhile_stops_nobody():
+def test_garbage_that_is_collected_by_then_stops_no_other():
     code = """
 import gc, threading, time
 from celery_distlock.engine.loops import frame_of
@@ -453,7 +453,7 @@ for _ in range(300):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_who_has_looked_for_a_frame_has_no_garbage_collected_while_another_looks(monkeypatch):
+def test_a_search_for_a_frame_prevents_garbage_collection_during_another(monkeypatch):
     begun, both = threading.Event(), threading.Event()
     collects = []
 

@@ -19,7 +19,7 @@ def store(monkeypatch):
     return store
 
 
-def test_without_an_answer_of_the_store_nobody_knows_when_a_message_came(store, monkeypatch):
+def test_without_an_answer_of_the_store_an_arrival_has_no_time(store, monkeypatch):
     def refuse(patience):
         raise StoreUnavailableError("away")
 

@@ -81,12 +81,12 @@ def test_so_is_what_a_key_or_the_app_says(app, name, value, right):
         ("leese", "did you mean 'lock_lease'"),
     ],
 )
-def test_a_name_with_the_prefix_that_is_no_option_is_told_what_was_meant(app, name, right):
+def test_a_name_with_the_prefix_that_is_no_option_gets_a_suggestion(app, name, right):
     with pytest.raises(ConfigurationError, match=rf"unknown option lock_{name}; .*{right}"):
         declared(app, **{f"lock_{name}": 1})
 
 
-def test_a_setting_that_a_key_says_is_told_so(app):
+def test_a_setting_that_belongs_to_a_key_is_reported_as_that(app):
     app.conf.distlock_capacity = 5
 
     with pytest.raises(ConfigurationError, match=r"distlock_capacity; write lock_key=Key\("):

@@ -46,7 +46,7 @@ def test_it_is_sent_when_the_release_returns(monkeypatch):
     assert [wake.run for wake in sent] == ["run"]
 
 
-def test_a_broker_that_hangs_is_waited_for_once_and_not_by_those_who_come_next(gate):
+def test_a_broker_that_hangs_is_waited_for_once_and_not_by_later_requests(gate):
     begun = time.monotonic()
     for _ in range(100):
         dispatcher.dispatch(lambda: gate.wait(60.0))

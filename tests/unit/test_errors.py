@@ -83,7 +83,7 @@ def test_every_error_has_a_docstring(error):
     assert inspect.getdoc(type(error))
 
 
-def test_a_conflict_says_who_holds_the_key_and_for_how_long():
+def test_a_conflict_names_the_holder_and_the_remaining_time():
     error = errors.LockConflictError("stock:tee", holder="web1|7|main|a", remaining=12.34)
 
     assert str(error) == (

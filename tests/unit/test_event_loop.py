@@ -70,7 +70,7 @@ def test_what_a_thread_hands_over_is_called_in_the_loops_thread_and_in_order(hub
     assert seen == [(number, threading.main_thread()) for number in range(100)]
 
 
-def test_without_an_event_loop_calls_are_done_in_order_also_by_who_does_the_last_first():
+def test_without_an_event_loop_calls_are_done_in_order_even_if_the_last_is_done_first():
     seen, pending = [], []
     calls = LoopCalls(None, pending.append)
 
@@ -126,7 +126,7 @@ def test_what_was_not_called_at_the_end_is_not_called_later(hub):
     assert seen == []
 
 
-def test_what_comes_after_the_end_writes_into_nobody_elses_descriptor(hub):
+def test_what_comes_after_the_end_writes_into_no_other_descriptor(hub):
     calls = LoopCalls(hub, None)
     numbers = set(calls._ends)
     calls.close()
@@ -173,7 +173,7 @@ def test_what_hangs_is_waited_for_once_and_then_nothing_behind_it_is(helpers):
     assert all(each.result(10.0) for each in asked)
 
 
-def test_after_a_wait_in_vain_nobody_waits_for_a_while(helpers):
+def test_after_a_wait_that_timed_out_none_waits_for_a_while(helpers):
     helper, gates = helpers(patience=0.01, pause=600.0), [threading.Event(), threading.Event()]
     first = helper.ask(lambda: gates[0].wait(60.0))
     gates[0].set()

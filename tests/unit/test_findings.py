@@ -68,7 +68,7 @@ def test_a_refusal_has_its_remedy(failure, remedy):
     assert bool(found) == bool(remedy)
 
 
-def test_an_error_keeps_its_remedy_beside_its_message():
+def test_an_error_keeps_its_remedy_next_to_its_message():
     assert StoreError("refused", remedy="try").args == ("refused",)
     assert StoreError("refused", remedy="try").remedy == "try"
     assert "servers" in QuorumError("too few", 1, 3).remedy

@@ -49,7 +49,7 @@ def test_a_store_that_cannot_be_loaded_is_an_error_of_the_configuration(installe
         open_store("gone://x")
 
 
-def test_an_unknown_scheme_is_told_the_closest_one_of_all(installed):
+def test_an_unknown_scheme_gets_the_closest_one_of_all(installed):
     with pytest.raises(ConfigurationError, match="did you mean 'sqlite'"):
         open_store("sqlit:///x")
 

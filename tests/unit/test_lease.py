@@ -233,7 +233,7 @@ def test_a_refused_renewal_ends_the_belief_at_once(hold, events, outcome, reason
     assert (caught.value.key, caught.value.token) == ("k", 7)
 
 
-def test_a_loss_is_told_once(hold, events, now):
+def test_a_loss_is_reported_once(hold, events, now):
     lost = []
     hold.on_lost = lost.append
 
@@ -266,7 +266,7 @@ def test_an_ended_hold_is_not_lost_any_more(hold, events, now):
     assert hold.end() is HoldState.ENDED
 
 
-def test_a_renewal_that_comes_after_the_end_is_not_told(hold, events, now):
+def test_a_renewal_that_comes_after_the_end_is_not_reported(hold, events, now):
     hold.end()
 
     hold.renewed(RENEWED, now.now, 10.0)

@@ -218,7 +218,7 @@ def test_what_a_password_is_made_of_is_left_alone():
         ("redis+socket:///s?db=1&virtual_host=2", "names two databases"),
     ],
 )
-def test_a_wrong_url_is_told_what_is_right(url, message):
+def test_a_wrong_url_gets_a_suggestion(url, message):
     with pytest.raises(ConfigurationError, match=message):
         locate(url)
 

@@ -62,7 +62,7 @@ def test_a_key_at_rest_is_not_counted_as_held():
     assert view.held == 1
 
 
-def test_a_task_on_its_way_to_a_key_that_several_hold_is_told_by_its_name():
+def test_a_task_dispatched_to_a_shared_key_is_shown_by_its_name():
     own = Holder("parked:x:0:0:0", "x:0:0:0", 1, -1, NOW, 20.0, "shop.f")
 
     cells = hold_cells(lock_info("k", shared(holder(1), own)).holds[1], NOW)
@@ -70,7 +70,7 @@ def test_a_task_on_its_way_to_a_key_that_several_hold_is_told_by_its_name():
     assert cells[:3] == ["shop.f", "x", "(in flight)"]
 
 
-def test_several_are_told_with_the_units_in_use_and_the_one_who_has_had_it_longest():
+def test_several_are_shown_with_the_units_in_use_and_the_longest_holder():
     state = shared(holder(1, units=2), holder(2, since=NOW - 60, remaining=4.0))
 
     cells = row(state)
@@ -81,7 +81,7 @@ def test_several_are_told_with_the_units_in_use_and_the_one_who_has_had_it_longe
     assert (cells["age"], cells["lease"]) == ("1m00s", "4.0s")
 
 
-def test_one_who_is_alone_is_told_as_ever_and_as_alone():
+def test_an_exclusive_holder_is_shown_as_before_and_as_exclusive():
     cells = row(KeyState("vm|1|shop.f[id]|n", 7, "", NOW - 10, 20.0, 0))
 
     assert (cells["holder"], cells["worker"], cells["held"]) == ("shop.f", "vm:1", "alone")
@@ -119,7 +119,7 @@ def test_what_is_kept_for_a_task_on_its_way_is_no_hold_of_a_process():
     assert info.holds[1].who.task_id == "id"
 
 
-def test_what_rests_is_held_by_nobody():
+def test_what_rests_has_no_holder():
     resting = holder(1)._replace(owner="parked:resting:x", run="resting:x")
     alone = KeyState("parked:resting:x", 7, "resting:x", NOW - 1, 9.0, 0)
 
@@ -204,7 +204,7 @@ def test_several_are_named_in_the_refusal_to_choose_one_of_them(word):
     assert len(holds_named(info, word, many=True)) == 7
 
 
-def test_who_does_not_hold_the_key_is_not_found_among_those_who_do():
+def test_a_non_holder_is_not_found_among_the_holders():
     info = lock_info("k", shared(holder(1), holder(2)))
 
     with pytest.raises(DistlockError, match="'3' is none of the holders of 'k': "):
@@ -221,7 +221,7 @@ def test_a_holder_s_row_has_its_units_its_slot_and_its_lease():
     assert cells[6] == "20.0s"
 
 
-def test_who_waits_for_a_part_says_so():
+def test_a_waiter_for_units_shows_that():
     part = waiter_info(0, "parked", Waiter("", "id:0:0:0", NOW, task="t", want=Want(2, 5)))
     whole = waiter_info(0, "parked", Waiter("", "id:0:0:0", NOW, task="t"))
 
@@ -231,7 +231,7 @@ def test_who_waits_for_a_part_says_so():
     assert (waiter_record(part)["units"], waiter_record(part)["capacity"]) == (2, 5)
 
 
-def test_a_limit_says_who_has_set_it_when_and_until_when():
+def test_a_limit_has_author_start_and_end():
     words = limit_label(Limit(2, NOW + 3600, "ann@vm", NOW - 60), NOW)
 
     assert words.startswith("2 units, by ann@vm, since 20")

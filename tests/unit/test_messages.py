@@ -194,7 +194,7 @@ def test_an_exchange_that_was_made_known_can_be_declared_as_kombu_does():
             producer.publish("next", routing_key="others.new", declare=[queue])
 
 
-def test_who_sends_a_broadcast_again_makes_no_queue_that_nobody_takes_from():
+def test_sending_a_broadcast_again_makes_no_queue_without_a_consumer():
     own, workers = Broadcast("everybody"), Broadcast("everybody")
     request = request_of({"id": "1", "task": "work"}, body="[[], {}, {}]")
     request.delivery_info = {"exchange": "everybody", "routing_key": ""}

@@ -40,7 +40,7 @@ def test_a_holder_is_named_as_the_command_line_names_it():
     assert holder_name(owner) == str(Holder.of(owner))
 
 
-def test_a_long_name_is_cut_and_told_from_others_by_its_digest():
+def test_a_long_name_is_cut_and_differs_from_others_by_its_digest():
     assert len(shown(LONG)) == SHOWN_LENGTH
     assert shown(LONG).startswith("customer:xxx")
     assert shown(LONG) != shown(LONG + "x")
@@ -91,7 +91,7 @@ def test_a_task_that_is_parked_behind_one_without_the_key_yet_says_so(caplog):
     assert begun.endswith("; it runs when its turn comes, Celery ignores this attempt only")
 
 
-def test_a_task_that_finds_a_paused_key_is_said_to_wait_for_nobody(caplog):
+def test_a_task_that_finds_a_paused_key_waits_for_no_holder(caplog):
     class Task:
         name = "shop.reserve"
 
@@ -105,7 +105,7 @@ def test_a_task_that_finds_a_paused_key_is_said_to_wait_for_nobody(caplog):
     assert skipped.endswith("skipped: 'k' admits no holder for now")
 
 
-def test_a_task_that_waits_for_its_rate_is_said_to_wait_for_nobody(caplog):
+def test_a_task_that_waits_for_its_rate_waits_for_no_holder(caplog):
     class Task:
         name = "shop.call"
 

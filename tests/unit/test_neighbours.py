@@ -101,7 +101,7 @@ def test_a_task_that_celery_did_not_take_is_no_neighbour(begin):
     assert not in_flight.has("k")
 
 
-def test_who_has_begun_and_may_not_have_asked_goes_before_those_who_came_later(begin, monkeypatch):
+def test_one_that_has_begun_and_may_not_have_asked_goes_before_later_ones(begin, monkeypatch):
     begin("a")
     monkeypatch.setattr(state, "active_requests", {begin.unfinished["a"]})
 
@@ -119,7 +119,7 @@ def test_who_has_begun_and_may_not_have_asked_goes_before_those_who_came_later(b
     assert not in_flight.has_earlier("k", "b", 6)
 
 
-def test_who_comes_again_has_not_asked_again(begin, monkeypatch):
+def test_a_repeated_request_has_not_asked_again(begin, monkeypatch):
     begin("a")
     in_flight.note_served("a")
     begin("a")
@@ -161,7 +161,7 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
     assert called == ["b", "c", "d"]
 
 
-def test_a_call_that_fails_holds_nobody_up(turns, timer, caplog):
+def test_a_call_that_fails_delays_no_other(turns, timer, caplog):
     called = []
     turns.put("k", busy, lambda: 1 / 0)
     turns.put("k", busy, lambda: called.append(1))
@@ -226,14 +226,14 @@ ANY, THREE = Want(1, 0), Want(1, 3)
         ([Want(7, 3)], Want(1, 4), True),
     ],
 )
-def test_there_is_room_for_what_fits_beside_the_unfinished_ones(begin, others, want, fits):
+def test_there_is_room_for_what_fits_with_the_unfinished_ones(begin, others, want, fits):
     for number, other in enumerate(others):
         begin(str(number), other)
 
     assert in_flight.has_room("k", want) is fits
 
 
-def test_who_has_finished_takes_no_room(begin):
+def test_a_finished_task_takes_no_room(begin):
     for identity in "abc":
         begin(identity, THREE)
     assert not in_flight.has_room("k", THREE)

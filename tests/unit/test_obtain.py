@@ -57,7 +57,7 @@ def test_a_grant_that_comes_too_late_is_no_grant(hold):
     assert hold.state is HoldState.ENDED
 
 
-def test_who_waits_without_end_asks_again_after_a_grant_that_came_too_late(hold):
+def test_a_waiter_without_end_asks_again_after_a_grant_that_came_too_late(hold):
     reply = acquire(hold, timeout=None)
 
     assert reply.status is Status.GRANTED
@@ -73,7 +73,7 @@ def test_the_next_attempt_is_another_owner_so_giving_back_the_first_does_no_harm
     assert hold.store.inspect("k").owner == hold.owner
 
 
-def test_who_parks_is_parked_or_granted_and_never_turned_away(hold, store):
+def test_a_parking_request_is_parked_or_granted_and_never_refused(hold, store):
     # Whoever asks to be parked relies on being in the queue unless he holds the key.
     reply = acquire(hold, park=ParkRequest(b"envelope"))
 

@@ -167,9 +167,7 @@ def test_an_object_that_says_what_it_is_stands_for_that(app):
         ("{value.id}", {"id": 7}, r"may arrive as a dictionary: write \{value\[id\]\}"),
     ],
 )
-def test_a_template_that_looks_into_what_no_message_has_is_told_what_to_write(
-    app, template, value, words
-):
+def test_a_template_that_reads_what_no_message_has_gets_a_suggestion(app, template, value, words):
     with pytest.raises(LockKeyError, match=words):
         declared(app, template).key_for(value)
 
@@ -210,7 +208,7 @@ def test_a_bound_task_is_not_among_the_arguments(app):
     assert declared(app, "{task}:{value}", bound, bind=True, name="b").key_for("tee") == "b:tee"
 
 
-def test_several_keys_are_told_in_the_order_in_which_they_are_taken(app):
+def test_several_keys_are_listed_in_the_order_of_acquisition(app):
     task = declared(app, ["b:{value}", Key("a:{value}", shared=True), "b:{value}"])
 
     assert task.keys_for(1) == [Key("a:1", shared=True), "b:1"]
@@ -218,7 +216,7 @@ def test_several_keys_are_told_in_the_order_in_which_they_are_taken(app):
         task.key_for(1)
 
 
-def test_no_key_is_told_as_none(app):
+def test_no_key_is_shown_as_none(app):
     task = declared(app, lambda value: None, name="unlocked")
 
     assert task.keys_for(1) == []
@@ -232,7 +230,7 @@ def test_the_period_of_a_throttle_is_not_in_the_key(app):
     assert task.key_for(7) == "sync:7"
 
 
-def test_arguments_that_do_not_fit_are_told_as_those_of_a_call(app):
+def test_arguments_that_do_not_fit_are_reported_as_those_of_a_call(app):
     with pytest.raises(TypeError, match=r"missing a required argument: 'value'"):
         declared(app, "{value}").key_for()
 

@@ -126,7 +126,7 @@ def test_each_of_several_has_its_own_beginning_and_end():
     }
 
 
-def test_all_who_have_a_key_are_remembered_however_many():
+def test_all_holders_of_a_key_are_remembered_however_many():
     history = History()
     for at in (130.0, 140.0):
         history.note_all([shared(*range(20))], at, whole=True)

@@ -72,7 +72,7 @@ def hold(store, owner: str, want: Want) -> None:
     assert store.acquire(AcquireRequest("k", owner, 30.0, want=want)).token
 
 
-def test_one_that_is_parked_while_nobody_has_the_key_came_first(parked):
+def test_one_that_is_parked_without_a_holder_came_first(parked):
     assert parked("a").came_first
 
 
@@ -91,7 +91,7 @@ def test_one_for_which_there_may_be_room_did(store, parked):
     assert not parked("b", capacity=3).came_first
 
 
-def test_its_state_goes_to_who_waits_for_the_result(parked):
+def test_its_state_goes_to_the_caller_that_waits_for_the_result(parked):
     backend = Backend()
 
     parked("a", backend=backend)
@@ -143,9 +143,7 @@ def test_states_are_stored_again_after_the_database_has_restarted(parker, parked
     assert [stored[0] for stored in backend.stored] == ["a", "c"]
 
 
-def test_a_failing_backend_beside_a_django_without_settings_keeps_nothing_from_being_parked(
-    parked, monkeypatch
-):
+def test_a_failing_backend_and_a_django_without_settings_prevent_no_parking(parked, monkeypatch):
     def close_old_connections():
         raise ValueError("settings are not configured")
 

@@ -71,7 +71,7 @@ def arrive(parking):
     return arrive
 
 
-def test_nobody_is_settled_before_an_earlier_one_of_the_same_key(consumer, parking, arrive):
+def test_none_is_settled_before_an_earlier_one_of_the_same_key(consumer, parking, arrive):
     gate = arrive("earlier", "a", gate=False)
     gate.set()
     assert consumer.changed.acquire(timeout=30.0)  # it is parked, and the loop has yet to be told

@@ -74,7 +74,7 @@ def test_a_store_that_never_answers_is_let_go():
     assert store.releases == 8
 
 
-def test_whoever_is_next_is_sent():
+def test_the_next_one_is_sent():
     store = Store()
     sent = []
     store.publishers.known = (sent.append,)
@@ -87,7 +87,7 @@ def test_whoever_is_next_is_sent():
     assert [wake.envelope for wake in sent] == [b"envelope"]
 
 
-def test_somebody_elses_key_is_left_alone():
+def test_another_holders_key_is_left_alone():
     store = Store()
     store.acquire(AcquireRequest("k", "b", 60.0))
 

@@ -41,7 +41,7 @@ def test_a_lease_without_an_end_bounds_nothing():
 @pytest.mark.parametrize(
     ("attempts", "least"), [(0, 0.05), (1, 0.1), (3, 0.4), (5, 1.0), (10**9, 1.0)]
 )
-def test_a_holder_who_is_late_is_left_alone_for_longer_each_time(attempts, least):
+def test_a_late_holder_is_left_alone_for_longer_each_time(attempts, least):
     assert decided(SETTLED, attempts).within == (least, 60.0)
 
 
@@ -89,7 +89,7 @@ def test_without_turns_the_store_is_not_asked():
     assert decided(Retry(turns=False, jitter=False)) == Resend(1.0, None)
 
 
-def test_who_waits_first_asks_the_store_then():
+def test_the_first_waiter_asks_the_store_then():
     decision = Wait(then="retry").decide(conflict())
 
     assert isinstance(decision, Resend)

@@ -52,7 +52,7 @@ def test_a_text_is_a_rate(text, limit, per, shown):
         "1/m/m",
     ],
 )
-def test_another_text_is_refused_and_told_how_it_is_said(text):
+def test_another_text_is_refused_with_the_right_syntax(text):
     with pytest.raises(ConfigurationError) as raised:
         Key("api", shared=True, rate=text)
 
@@ -148,7 +148,7 @@ def test_what_is_wanted_is_written_and_read():
 @pytest.mark.parametrize(
     "text", ["", "1", "1/", "1/2/", "1/2/x", "1/2/1:", "1/2/1:5,6", "1/2/1:5,6,7;", "1/1/1:0,0,0"]
 )
-def test_what_somebody_else_has_written_is_no_want(text):
+def test_a_foreign_record_is_no_want(text):
     assert Want.read(text) is None
 
 

@@ -83,7 +83,7 @@ def test_what_waits_for_a_rate_limit_is_kept(store, registration, message, recei
     assert bucket
 
 
-def test_what_waits_for_a_rate_limit_is_given_to_nobody(store, registration, message, receive):
+def test_what_waits_for_a_rate_limit_is_given_to_no_other(store, registration, message, receive):
     bucket = [receive()]
     registration.add(WAKE, message)
 
@@ -96,7 +96,7 @@ def test_what_waits_for_a_rate_limit_is_given_to_nobody(store, registration, mes
     assert store.pushed == [WAKE.run]
 
 
-def test_what_the_broker_gave_is_kept_for_long_and_given_to_nobody(
+def test_what_the_broker_gave_is_kept_for_long_and_given_to_no_other(
     store, registration, message, receive
 ):
     request = receive()

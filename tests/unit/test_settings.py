@@ -97,7 +97,7 @@ def test_a_duration_is_a_number_of_seconds_in_range(name, value):
         ("lock_waits", "lock_wait"),
     ],
 )
-def test_what_others_call_the_same_is_told_by_our_name(name, right):
+def test_foreign_names_get_ours_as_a_suggestion(name, right):
     known = [f"lock_{option}" for option in TASK_OPTIONS]
 
     assert meant(name, known) == f"did you mean {right!r}?"
@@ -169,7 +169,7 @@ def test_a_choice_is_one_of_its_names(name, value):
         ("on_lost", 7, "one of abort, requeue, warn"),
     ],
 )
-def test_a_wrong_choice_is_told_the_closest_right_one(name, value, hint):
+def test_a_wrong_choice_gets_a_suggestion(name, value, hint):
     assert hint in refusal(name, value)
 
 

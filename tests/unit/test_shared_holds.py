@@ -309,7 +309,7 @@ def test_a_child_does_not_believe_it_of_what_it_has_taken_since(ledger, holder):
 # What is left of a child
 
 
-def test_what_a_dead_child_noted_is_told_once(ledger, child):
+def test_what_a_dead_child_noted_is_reported_once(ledger, child):
     one = child()
     owner = one.tell("note", "a")
     one.note("b")
@@ -417,7 +417,7 @@ def test_a_process_that_a_child_forked_is_left_alone_while_it_lives(ledger, chil
 # The parent
 
 
-def test_the_parents_own_notes_are_told_of_nobody(ledger, child):
+def test_the_parents_own_notes_are_not_reported(ledger, child):
     ours = hold("ours")
     ledger.record(ours)
     one = child()
@@ -720,7 +720,7 @@ def test_a_page_is_taken_by_the_first_note_and_used_again_after_a_death(ledger, 
     assert pages_taken(ledger) == 0
 
 
-def test_a_page_tells_nothing_of_who_had_it_before(ledger, child):
+def test_a_page_shows_nothing_of_its_former_owner(ledger, child):
     before = child()
     before.note("a" * 1000, "b" * 1000, "c")
     before.kill()
@@ -733,7 +733,7 @@ def test_a_page_tells_nothing_of_who_had_it_before(ledger, child):
     assert not list(ledger.reap())
 
 
-def test_a_child_for_whom_there_is_no_page_goes_on_without(monkeypatch, child):
+def test_a_child_without_a_free_page_goes_on_without(monkeypatch, child):
     monkeypatch.setattr(ledger_module, "PAGES", 2)
     small = SharedHolds()
     children = [Child(small) for _ in range(3)]

@@ -29,7 +29,7 @@ def is_open(store, run: str, want: Want = ALONE) -> bool:
 
 @pytest.mark.parametrize("want", [ALONE, Want(1, 0), Want(2, 3)])
 @pytest.mark.parametrize("key", [Key("k"), Key("k", capacity=3)])
-def test_a_key_that_rests_and_that_nobody_has_is_taken(store, key, want):
+def test_a_resting_key_without_a_holder_is_taken(store, key, want):
     hold = Hold(store, key, Terms(), label="test")
     acquire(hold)
     hold.cool_down(60)
@@ -62,7 +62,7 @@ def test_what_is_for_a_retry_or_will_be_is_not_taken(store, want, ends):
 
 
 @pytest.mark.parametrize("want", [ALONE, Want(1, 2)], ids=["alone", "shared"])
-def test_what_is_kept_for_a_retry_is_its_own_whoever_had_the_key_on_its_arrival(store, want):
+def test_what_is_kept_for_a_retry_is_its_own_with_any_holder_on_its_arrival(store, want):
     store.acquire(AcquireRequest("k", "a", 30.0, run="task:0:0:0", want=want))
     store.release(ReleaseRequest("k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 30.0)))
     retry = Invocation.__new__(Invocation)

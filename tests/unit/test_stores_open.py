@@ -64,7 +64,7 @@ def test_an_address_says_that_it_is_over_tls(new_prefix, url):
     assert open_store(f"{url}{query}", new_prefix).address == f"{url}{query}"
 
 
-def test_the_prefix_is_distlock_unless_told():
+def test_the_prefix_is_distlock_by_default():
     assert open_store("memory://test-open-default").identity.endswith("#distlock")
 
 
@@ -76,7 +76,7 @@ def test_one_url_and_prefix_is_one_store(new_prefix):
     assert open_store("memory://", f"{new_prefix}-other") is not store
 
 
-def test_stores_of_one_place_have_one_identity_whoever_logs_in(new_prefix):
+def test_stores_of_one_place_have_one_identity_with_any_user(new_prefix):
     one = open_store("redis://:secret@localhost:6379/0", new_prefix)
     other = open_store("redis://localhost", new_prefix)
 
@@ -102,7 +102,7 @@ def test_what_the_stores_can_do(new_prefix):
         ("", "there are"),
     ],
 )
-def test_an_unknown_scheme_is_told_the_closest_right_one(url, hint):
+def test_an_unknown_scheme_gets_a_suggestion(url, hint):
     with pytest.raises(ConfigurationError) as caught:
         open_store(url)
 
@@ -189,7 +189,7 @@ def test_redact_keeps_all_but_the_password(url, shown):
         ("redlock://h,i,j/0?pasword=x", "password"),
     ],
 )
-def test_a_misspelt_option_is_told_what_is_meant(new_prefix, url, meant):
+def test_a_misspelt_option_gets_a_suggestion(new_prefix, url, meant):
     with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'"):
         open_store(url, new_prefix)
 

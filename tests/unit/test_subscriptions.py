@@ -18,7 +18,7 @@ class Deaf:
 
 
 @pytest.mark.usefixtures("quick_turns")
-def test_threads_that_come_and_go_do_not_disturb_those_who_look_for_one_who_waits():
+def test_threads_that_come_and_go_do_not_disturb_a_search_for_a_waiter():
     post = WaiterSubscriptions(Deaf)
     post._connection.hears = lambda channel: True
     disturbed = []

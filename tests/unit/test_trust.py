@@ -334,7 +334,7 @@ def test_of_two_apps_with_one_store_each_sends_its_own_tasks(new_app):
     ],
     ids=str,
 )
-def test_what_nobody_can_send_counts_as_sent_and_an_operator_is_told(release_one, caplog, odd):
+def test_an_unsendable_run_counts_as_sent_and_an_operator_is_notified(release_one, caplog, odd):
     assert release_one(envelope(**odd)) == "mark_published"
     assert "celery locks drop" in caplog.text
     assert "Traceback" not in caplog.text

@@ -181,7 +181,7 @@ def test_leases_are_renewed_after_what_a_log_s_handler_has_raised():
 
 
 @pytest.mark.usefixtures("broken_log")
-def test_a_loss_is_told_to_the_holder_though_a_log_s_handler_raises():
+def test_a_loss_is_reported_to_the_holder_though_a_log_s_handler_raises():
     told: list[Hold] = []
 
     def log(*_: object, **__: object) -> None:
@@ -196,7 +196,7 @@ def test_a_loss_is_told_to_the_holder_though_a_log_s_handler_raises():
     wait_until(lambda: len(told) == 2, what="both losses")
 
 
-def test_a_loss_is_told_to_the_holder_though_a_receiver_of_its_signal_hangs():
+def test_a_loss_is_reported_to_the_holder_though_a_receiver_of_its_signal_hangs():
     told: list[Hold] = []
     gate = threading.Event()
     store, dog = Patience(), Watchdog()
@@ -212,7 +212,7 @@ def test_a_loss_is_told_to_the_holder_though_a_receiver_of_its_signal_hangs():
 
 
 @pytest.mark.parametrize("lease", [0.3, 0.9], ids=["the hold renewed", "another one"])
-def test_a_loss_is_told_to_the_holder_though_a_renewal_hangs_beyond_its_patience(lease):
+def test_a_loss_is_reported_to_the_holder_though_a_renewal_hangs_beyond_its_patience(lease):
     class Resolving(Patience):
         def renew(self, holds, timeout):
             gate.wait(60.0)  # as for the server's address, which has no time limit
@@ -253,7 +253,7 @@ def test_leases_are_renewed_when_a_renewal_that_hung_is_over():
     wait_until(lambda: hold.valid_until > until, what="a later renewal")
 
 
-def test_a_renewal_that_is_answered_when_nobody_waits_for_it_counts():
+def test_a_renewal_that_is_answered_after_its_timeout_counts():
     class Late(Patience):
         def renew(self, holds, timeout):
             asked_at = clock.monotonic()
@@ -312,7 +312,7 @@ def test_leases_are_renewed_while_a_receiver_of_their_signals_hangs(hanging):
     assert hold.held
 
 
-def test_losses_are_told_to_the_holders_while_receivers_and_the_log_hang(hanging):
+def test_losses_are_reported_to_the_holders_while_receivers_and_the_log_hang(hanging):
     told: list[Hold] = []
     store, dog = Patience(), Watchdog()
     holds = [held(store, lease) for lease in (0.3, 0.6)]
@@ -323,7 +323,7 @@ def test_losses_are_told_to_the_holders_while_receivers_and_the_log_hang(hanging
     wait_until(lambda: told == holds, what="both losses")
 
 
-def test_what_is_told_of_a_hold_does_not_keep_it(hanging):
+def test_the_report_of_a_hold_does_not_keep_it(hanging):
     store, dog = Patience(), Watchdog()
     holds = [held(store, 0.3)]
     holds[0].on_event = lambda *_, **__: hanging.wait(60.0)
@@ -347,7 +347,7 @@ def away():
     store.close()
 
 
-def test_a_loss_is_told_to_the_holder_while_the_log_hangs_at_what_the_store_says(hanging, away):
+def test_a_loss_is_reported_to_the_holder_while_the_log_hangs_at_the_stores_report(hanging, away):
     told: list[Hold] = []
     dog, hold = Watchdog(), held(away, 0.6)
     hold.on_lost = told.append
