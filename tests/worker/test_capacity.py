@@ -93,7 +93,7 @@ def test_a_task_that_comes_while_another_one_ends_does_not_wait_for_a_sweep(site
     assert sorted(times)[20] < 0.2
 
 
-def test_readers_run_beside_readers_and_not_beside_a_writer(site, key):
+def test_readers_run_with_readers_and_not_with_a_writer(site, key):
     rng = random.Random(5)
     kinds = [site.tasks.write if rng.random() < 0.2 else site.tasks.read for _ in range(60)]
     results = [kind.delay(key, 0.02) for kind in kinds]
@@ -210,7 +210,7 @@ def test_a_killed_child_frees_its_unit_at_once(site, key):
         dies.get(timeout=30)
 
 
-def test_a_second_delivery_is_not_run_beside_the_first(site, key):
+def test_a_second_delivery_is_not_run_during_the_first(site, key):
     first = site.tasks.use_late.delay(key, gate=key)
     site.journal.wait(f"begun:{key}")
 

@@ -36,7 +36,7 @@ def tasks_of(site, key):
     return {note["task"] for note in held(site, key)}
 
 
-def test_one_for_whom_there_is_a_unit_waits_for_its_place_and_the_next_is_skipped(site, key, busy):
+def test_one_with_a_unit_waits_for_its_place_and_the_next_is_skipped(site, key, busy):
     fits = site.tasks.use_or_skip.delay(key, 0.0)
     received(site, fits)
     skipped = [site.tasks.use_or_skip.delay(key, 0.0) for _ in range(5)]
@@ -52,7 +52,7 @@ def test_one_for_whom_there_is_a_unit_waits_for_its_place_and_the_next_is_skippe
     assert not tasks_of(site, key) & {result.id for result in skipped}
 
 
-def test_those_for_whom_there_is_room_are_not_parked(site, key, busy):
+def test_those_with_room_are_not_parked(site, key, busy):
     readers = [site.tasks.read.delay(f"{key}:read", 0.0) for _ in range(4)]
     received(site, *readers)
 

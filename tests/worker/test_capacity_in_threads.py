@@ -29,7 +29,7 @@ def test_a_capacity_of_three_is_used_by_three_tasks_at_once_and_never_by_four(si
     assert most_used(judge(site, key, results)) == 3
 
 
-def test_readers_run_beside_readers_and_not_beside_a_writer(site, key):
+def test_readers_run_with_readers_and_not_with_a_writer(site, key):
     kinds = [site.tasks.write if number % 5 == 0 else site.tasks.read for number in range(60)]
     results = [kind.delay(key, 0.02) for kind in kinds]
 

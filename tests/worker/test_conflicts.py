@@ -32,7 +32,7 @@ def conflicts(site, watched: str) -> int:
 
 
 @pytest.mark.parametrize("policy", ["requeue", "retry", "skip", "fail", "wait"])
-def test_who_loses_a_conflict_leaves_the_holders_lock_alone(site, key, policy):
+def test_the_loser_of_a_conflict_leaves_the_holders_lock_alone(site, key, policy):
     tasks = site.tasks
     task = tasks.work_wait_then["fail"] if policy == "wait" else getattr(tasks, f"work_{policy}")
     holder = tasks.work_requeue.delay(key, "holder", key)

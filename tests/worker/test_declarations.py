@@ -127,7 +127,7 @@ def test_a_signal_s_handler_may_call_a_task_while_its_thread_reads_the_settings(
     assert found == [5, 5]
 
 
-def test_who_calls_a_task_as_the_app_is_finalized_finds_what_was_set_before(app):
+def test_a_call_during_the_finalization_of_the_app_finds_earlier_settings(app):
     task = app.task(base=LockedTask, bind=True)(remaining)
     assert task.name
     app.conf.distlock_lease = 5

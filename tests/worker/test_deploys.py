@@ -105,7 +105,7 @@ def test_a_worker_that_consumes_a_queue_no_more_is_given_nothing_of_it(bare_site
     assert {who for *_, who in notes} == {new.name}
 
 
-def test_a_queue_that_nobody_consumes_keeps_its_tasks_for_who_will(bare_site, start, key):
+def test_a_queue_without_a_consumer_keeps_its_tasks_for_a_later_one(bare_site, start, key):
     site = bare_site
     with site.held(key):
         old = start(args=["-Q", "other"])

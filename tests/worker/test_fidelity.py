@@ -107,7 +107,7 @@ def park_to_expire(site, key):
 
 
 @pytest.mark.parametrize("way", ["channel", "broker"])
-def test_a_task_that_expires_while_it_is_parked_does_not_run_and_blocks_nobody(site, key, way):
+def test_a_task_that_expires_while_it_is_parked_does_not_run_and_blocks_no_other(site, key, way):
     echo = site.tasks.echo_requeue
     with site.held(key):
         expiring, after = park_to_expire(site, key)
@@ -122,7 +122,7 @@ def test_a_task_that_expires_while_it_is_parked_does_not_run_and_blocks_nobody(s
     assert site.journal.read(f"{expiring.id}:ran") == []
 
 
-def test_a_parked_task_that_is_revoked_does_not_run_and_blocks_nobody(site, key):
+def test_a_parked_task_that_is_revoked_does_not_run_and_blocks_no_other(site, key):
     echo = site.tasks.echo_requeue
     with site.held(key):
         revoked = echo.delay(key)

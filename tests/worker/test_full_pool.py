@@ -53,7 +53,7 @@ def received(site, *results) -> None:
         site.workers[0].wait_log(f"[{result.id}] received")
 
 
-def test_who_comes_while_one_of_this_worker_runs_is_skipped(site, key, busy):
+def test_a_task_that_comes_while_one_of_this_worker_runs_is_skipped(site, key, busy):
     # More than are fetched beforehand.
     late = [site.tasks.work_skip.delay(key, number) for number in range(12)]
     received(site, *late)
@@ -65,7 +65,7 @@ def test_who_comes_while_one_of_this_worker_runs_is_skipped(site, key, busy):
     assert site.tasks.work_skip.delay(key, "after").get(timeout=30) == 0
 
 
-def test_who_comes_while_one_of_this_worker_runs_fails(site, key, busy):
+def test_a_task_that_comes_while_one_of_this_worker_runs_fails(site, key, busy):
     holder = site.look(key).owner
     late = site.tasks.work_fail.delay(key, "late")
     received(site, late)
@@ -79,7 +79,7 @@ def test_who_comes_while_one_of_this_worker_runs_fails(site, key, busy):
     assert site.journal.read(key) == ["running"]
 
 
-def test_who_comes_while_another_has_the_key_is_skipped(site, key, busy):
+def test_a_task_that_comes_while_another_has_the_key_is_skipped(site, key, busy):
     other = f"{key}-other"
     with site.held(other):
         late = site.tasks.work_skip_with_result.delay(other)
@@ -103,7 +103,7 @@ def test_of_those_that_wait_for_a_place_the_first_runs(site, key, busy):
     assert "which waits for a process" in site.log()
 
 
-def test_who_comes_while_the_key_is_free_runs(site, key, busy):
+def test_a_task_that_comes_while_the_key_is_free_runs(site, key, busy):
     other = f"{key}-other"
     late = site.tasks.work_skip.delay(other, "late")
     received(site, late)
@@ -113,7 +113,7 @@ def test_who_comes_while_the_key_is_free_runs(site, key, busy):
     assert late.get(timeout=30) == 0
 
 
-def test_it_is_told_as_any_conflict_is(site, key, busy):
+def test_it_is_reported_as_any_conflict_is(site, key, busy):
     watched = f"watched-{key}"
     with site.held(watched):
         holder = holder_name(site.look(watched).owner)

@@ -128,7 +128,7 @@ def test_messages_that_wait_for_the_result_backend_do_not_keep_others_from_comin
     assert_all_ran(site, key, results)
 
 
-def test_a_result_backend_that_refuses_keeps_nobody_from_being_parked(start, backend, key):
+def test_a_result_backend_that_refuses_prevents_no_parking(start, backend, key):
     site = start(backend=backend.url)
     hold(site, key, ignore_result=True)
     backend.stop()

@@ -29,7 +29,7 @@ SEEN = {
 
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("agent", AGENTS)
-def test_every_way_to_send_goes_on_beside(agent, when, worker, celery_env, load_app):
+def test_every_way_to_send_still_works(agent, when, worker, celery_env, load_app):
     """In a web process and in a worker, patched before this package is imported, or after."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests/sitecustomize")))
     env = {**celery_env, VARIABLE: f"{agent} {when}", "PYTHONPATH": path}

@@ -85,7 +85,9 @@ def test_calls_of_both_releases_run_at_the_same_time_under_their_own_keys(bare_s
 
 
 @CHANGES
-def test_it_does_not_run_in_the_old_worker_beside_the_new_one(bare_site, start, key, task, change):
+def test_it_does_not_run_in_the_old_worker_while_it_runs_in_the_new_one(
+    bare_site, start, key, task, change
+):
     site, gate = bare_site, f"{key}:gate"
     before, after, new_key = change
     with site.held(key):
@@ -108,7 +110,7 @@ def test_it_does_not_run_in_the_old_worker_beside_the_new_one(bare_site, start, 
 @CHANGES
 @pytest.mark.faults
 @pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_it_does_not_run_in_the_new_worker_beside_the_old_one(
+def test_it_does_not_run_in_the_new_worker_while_it_runs_in_the_old_one(
     bare_site, start, key, task, change, dies
 ):
     """The new worker is given it and stalls, and the old one begins it meanwhile."""

@@ -167,7 +167,7 @@ def test_a_task_that_loses_its_lock_is_aborted(site, key, name):
     assert caught.value.token == token
 
 
-def test_a_task_whose_key_somebody_else_has_is_aborted_and_leaves_it_alone(site, key):
+def test_a_task_whose_key_another_holds_is_aborted_and_leaves_it_alone(site, key):
     result = site.tasks.sleep_long.delay(key)
     (token,) = site.journal.wait(key)
 
@@ -204,7 +204,7 @@ def test_a_worker_works_on_after_an_abort(site, key):
         assert result.get(timeout=30)["held"]
 
 
-def test_a_task_that_loses_its_lock_goes_back_to_the_end_of_its_queue_if_told_so(site, key):
+def test_a_task_that_loses_its_lock_goes_back_to_the_end_of_its_queue_if_configured(site, key):
     result = site.tasks.begin_again.delay(key, key)
     site.journal.wait(key)
     other = site.tasks.work_requeue.delay(key, "other", f"{key}:other")

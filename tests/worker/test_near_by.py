@@ -50,7 +50,7 @@ def scripts_of(site: Site) -> Iterator[Counter[str]]:
                 counts[names.get(words[0], words[0])] += 1
 
 
-def test_who_waits_is_handed_on_by_the_release_alone(site, key):
+def test_a_waiter_gets_the_key_by_the_release_alone(site, key):
     registered(site)
     gate = f"gate-{key}"
     results = [site.tasks.work_requeue.delay(key, 0, gate)]

@@ -107,7 +107,7 @@ def test_a_handler_that_calls_its_task_at_a_taken_key_has_nothing_parked(site, k
 
 
 @pytest.mark.parametrize("handler", ["before_start", "on_success", "after_return"])
-def test_a_handler_calls_its_task_at_a_free_key_beside_a_run_that_waits(site, key, handler):
+def test_a_handler_calls_its_task_at_a_free_key_while_a_run_waits(site, key, handler):
     with site.held(key):
         result = site.tasks.calls_itself.delay(key, handler)
         site.wait_queued(key)

@@ -200,7 +200,7 @@ def test_wait_then_later(site, key, then):
     assert result.get(timeout=30) == 0
 
 
-def test_one_who_gives_up_waiting_leaves_the_queue(site, key):
+def test_a_waiter_that_gives_up_leaves_the_queue(site, key):
     with site.held(key):
         site.tasks.work_wait_then["skip"].delay(key).get(timeout=30)
         assert site.look(key).waiting == 0
@@ -247,7 +247,7 @@ def test_skip_is_logged(site, key):
 # fail
 
 
-def test_fail_fails_with_who_holds_the_key(site, key):
+def test_fail_fails_with_the_holder(site, key):
     with site.held(key):
         holder = site.look(key).owner
         result = site.tasks.work_fail.delay(key)

@@ -28,7 +28,7 @@ def test_it_runs_again_under_its_id_and_costs_no_retry(site, key, kind):
     assert site.journal.read(f"caught:{key}") == []
 
 
-def test_nobody_enters_meanwhile_and_it_is_the_first_afterwards(site, key):
+def test_no_request_is_granted_until_then_and_it_is_the_first_afterwards(site, key):
     sent_away = site.tasks.asks_alone.delay(key, "4", 2.0)
     site.journal.wait(f"order:{key}")
     others = [site.tasks.asks_alone.delay(key, "") for _ in range(4)]

@@ -66,7 +66,7 @@ def test_it_holds_over_workers_that_are_killed(site, key):
     assert worst(site.journal.read(f"starts:{key}"), 1.0 - READ) <= 20
 
 
-def test_who_waits_for_a_rate_holds_no_slot_and_no_prefetch(site, key):
+def test_a_waiter_for_a_rate_holds_no_slot_and_no_prefetch(site, key):
     site.workers[0].stop()
     site.tasks.seldom.delay(key).get(timeout=30)
     waiting = [site.tasks.seldom.delay(key) for _ in range(10)]
@@ -80,7 +80,7 @@ def test_who_waits_for_a_rate_holds_no_slot_and_no_prefetch(site, key):
     assert {result.state for result in waiting} == {"PARKED"}
 
 
-def test_who_waits_for_a_rate_is_said_to_wait_for_nobody(site, key):
+def test_a_waiter_for_a_rate_waits_for_no_holder(site, key):
     site.tasks.seldom.delay(key).get(timeout=30)
 
     result = site.tasks.seldom.delay(key)
@@ -104,7 +104,7 @@ def test_a_lock_that_gives_up_says_when_its_rate_lets_it_in(site, key):
     assert 3000 < caught.value.wait <= 3600
 
 
-def test_one_that_comes_again_by_countdown_is_told_when(site, key):
+def test_one_that_comes_again_by_countdown_gets_the_time(site, key):
     results = [site.tasks.often_again.delay(key) for _ in range(10)]
 
     for result in results:
@@ -113,7 +113,7 @@ def test_one_that_comes_again_by_countdown_is_told_when(site, key):
     assert worst(site.journal.read(f"starts:{key}"), 1.0 - READ) <= 20
 
 
-def test_a_lock_waits_for_its_rate_beside_tasks(site, key):
+def test_a_lock_waits_for_its_rate_among_tasks(site, key):
     from celery_distlock import Lock
 
     lock = Lock(key, shared=True, rate="20/s", store=site.store, timeout=30.0)

@@ -58,7 +58,7 @@ def test_no_cooldown_follows_what_is_no_success(site, key, end):
     assert second_call - first_call < 1.4
 
 
-def test_a_key_that_cools_down_lets_nobody_enter(site, key):
+def test_a_key_that_cools_down_admits_no_task(site, key):
     stays = site.tasks.use.delay(key, gate=key)
     site.journal.wait(f"begun:{key}")
     site.tasks.cool_down.delay(key, 2.0).get(timeout=30)

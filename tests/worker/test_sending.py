@@ -87,7 +87,7 @@ def test_the_key_is_that_which_the_worker_makes_of_the_arguments(site, key):
 
 
 @pytest.mark.parametrize("given", ["a model's fields", "a model"])
-def test_the_key_is_that_which_the_worker_makes_beside_a_model_as_well(site, key, given):
+def test_the_key_equals_the_workers_for_a_model_as_well(site, key, given):
     task, about = site.tasks.work_validated_by_anything, {"key": key}
     if given == "a model":
         if not hasattr(task, "_dump_pydantic_arguments"):
@@ -105,7 +105,7 @@ def test_the_key_is_that_which_the_worker_makes_beside_a_model_as_well(site, key
 
 
 @pytest.mark.parametrize("by", ["countdown", "eta"])
-def test_a_delayed_call_blocks_nobody_and_starts_in_time(site, key, by):
+def test_a_delayed_call_blocks_no_other_and_starts_in_time(site, key, by):
     delay = 2.0
     due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
     begin = time.monotonic()
@@ -160,7 +160,7 @@ def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key):
     assert site.journal.read(key)[:3] == ["first"] * 3
 
 
-def test_an_expired_call_does_not_run_and_blocks_nobody(site, key):
+def test_an_expired_call_does_not_run_and_blocks_no_other(site, key):
     with site.held(key):
         expiring = site.tasks.work_requeue.apply_async((key, "expired"), expires=0.3)
         other = site.tasks.work_requeue.delay(key, "other")
@@ -172,7 +172,7 @@ def test_an_expired_call_does_not_run_and_blocks_nobody(site, key):
     assert site.journal.read(key) == ["other"]
 
 
-def test_a_revoked_call_does_not_run_and_blocks_nobody(site, key):
+def test_a_revoked_call_does_not_run_and_blocks_no_other(site, key):
     with site.held(key):
         revoked = site.tasks.work_requeue.delay(key, "revoked")
         other = site.tasks.work_requeue.delay(key, "other")

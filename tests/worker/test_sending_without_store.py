@@ -208,13 +208,13 @@ def check_sent_meanwhile(task: Any, producer: Any, waits: Callable[[], object]) 
     assert not hangs
 
 
-def test_who_waits_for_a_producer_keeps_nobody_from_using_their_own(app, producer):
+def test_a_wait_for_a_producer_keeps_no_other_producer_from_being_used(app, producer):
     task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
 
     check_sent_meanwhile(task, producer, lambda: Runtime.of(app).store.inspect("k").runs)
 
 
-def test_who_waits_for_a_producer_for_an_event_keeps_nobody_from_sending_theirs(app, producer):
+def test_a_wait_for_a_producer_for_an_event_keeps_no_other_event_from_being_sent(app, producer):
     app.conf.task_send_sent_event = True
     task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
     store: Any = Runtime.of(app).store
@@ -226,7 +226,7 @@ def test_who_waits_for_a_producer_for_an_event_keeps_nobody_from_sending_theirs(
     ("options", "named"),
     [({"lock_via": "store"}, "lock_via='store'"), ({"lock_unique": "started"}, "lock_unique")],
 )
-def test_a_store_that_cannot_is_named_by_who_sends(app, monkeypatch, options, named):
+def test_a_store_that_cannot_is_named_by_the_sender(app, monkeypatch, options, named):
     task = app.task(base=LockedTask, bind=True, lock_key="{key}", **options)(keys_of)
     runtime = Runtime.of(app)
     app.finalize()

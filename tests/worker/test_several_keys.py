@@ -80,7 +80,7 @@ def test_the_main_process_parks_them_too(site, key):
     leave_nothing(site, keys)
 
 
-def test_late_and_waiting_and_parked_ones_get_on_beside_each_other(site, key):
+def test_late_and_waiting_and_parked_ones_work_together(site, key):
     rng, keys = random.Random(4), names(key, 5)
     kinds = 75 * [site.tasks.use, site.tasks.use_late]
     kinds[:120:30] = 4 * [site.tasks.use_waiting]  # more would keep the others out of the pool
@@ -199,7 +199,7 @@ def test_one_that_failed_and_is_requeued_gets_its_keys_again(site, key):
     leave_nothing(site, names(key, 3))
 
 
-def test_keys_that_are_held_during_a_retry_are_nobody_elses(site, key):
+def test_keys_that_are_held_during_a_retry_are_not_free(site, key):
     a, b = names(key, 2)
     first = site.tasks.retry_once.delay([a, b], key)
     site.journal.wait("order")
@@ -222,7 +222,7 @@ def test_one_whose_process_dies_runs_again(site, key):
     leave_nothing(site, keys)
 
 
-def test_who_is_blocked_for_what_is_kept_for_one_that_waits_for_him_goes_first(site, key):
+def test_one_that_is_blocked_by_what_is_kept_for_its_own_waiter_goes_first(site, key):
     """Else the two would wait for ever."""
     a, b = names(key, 2)
     blocks = site.tasks.lock_another.delay([b], key, a)

@@ -101,7 +101,7 @@ def test_a_parked_task_tells_of_conflict_parking_and_waking(site, watched):
     ]
 
 
-def test_a_lost_lock_is_told_with_a_reason(site, watched):
+def test_a_lost_lock_is_reported_with_a_reason(site, watched):
     site.tasks.sleep_long.delay(watched)
     acquired = named(site, watched, "lock_acquired")
 
@@ -115,14 +115,14 @@ def test_a_lost_lock_is_told_with_a_reason(site, watched):
 
 
 @pytest.mark.parametrize("name", ["work_skip", "work_fail"])
-def test_a_conflict_is_told_whatever_the_policy(site, watched, name):
+def test_a_conflict_is_reported_with_any_policy(site, watched, name):
     with site.held(watched):
         getattr(site.tasks, name).delay(watched).get(timeout=30, propagate=False)
 
     assert [note["name"] for note in of_tasks(site, watched)] == ["lock_conflict"]
 
 
-def test_a_killed_process_s_key_is_told_to_be_freed(site, watched):
+def test_a_killed_process_s_key_is_reported_as_freed(site, watched):
     site.tasks.die.delay(watched, "exit")
 
     freed = wait_until(

@@ -60,7 +60,7 @@ def test_a_stream_of_calls_starts_once_in_each_period(site, key):
     assert min(b - a for a, b in itertools.pairwise(starts)) >= APART
 
 
-def test_who_waits_for_his_period_keeps_nobody_else_from_the_key(site, key):
+def test_a_wait_for_the_next_period_keeps_no_other_from_the_key(site, key):
     task = site.tasks.throttled["trailing"]
     task.delay(key).get(timeout=30)
     waits = task.delay(key)

@@ -129,7 +129,9 @@ def test_what_the_app_would_not_have_parked_is_neither_sent_nor_lost(
     assert "Traceback" not in site.log()
 
 
-def test_one_that_is_not_sent_is_told_once_and_keeps_its_key_for_a_while_only(site, intruder, key):
+def test_one_that_is_not_sent_is_reported_once_and_keeps_its_key_for_a_while_only(
+    site, intruder, key
+):
     task = f"tasks.{uuid.uuid4().hex}"
     left = intruder.park(key, envelope(task))
     for worker in site.workers:
@@ -157,7 +159,7 @@ def test_a_channel_takes_only_locked_tasks_of_its_app(site, intruder, key, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's result backend
-def test_an_operator_drops_what_nobody_sends(site, intruder, key):
+def test_an_operator_drops_what_no_process_sends(site, intruder, key):
     task_id = str(uuid.uuid4())
     intruder.park(key, b"{[", f"{task_id}:0:0:0")
 
@@ -196,9 +198,7 @@ def test_a_task_of_any_queue_that_a_worker_consumes_comes_back(site, key, task, 
     assert site.journal.read(key) == ["ran"]
 
 
-def test_a_task_of_a_queue_that_the_waker_does_not_know_is_sent_by_who_consumes_it(
-    site, key, caplog
-):
+def test_a_task_of_a_queue_that_the_waker_does_not_know_is_sent_by_its_consumer(site, key, caplog):
     with site.held(key):
         result = park_by_broker(site, key, site.tasks.work, queue="ad-hoc")
         dict.pop(site.app.amqp.queues, "ad-hoc")  # who sends a task to it knows it from then on
@@ -222,7 +222,9 @@ def test_a_task_that_came_by_an_exchange_which_its_worker_does_not_know_waits_wh
     assert result.get(timeout=30) == "ran"
 
 
-def test_an_operator_who_wakes_what_this_process_does_not_send_is_told_why(site, intruder, key):
+def test_an_operator_gets_the_reason_when_this_process_does_not_send_a_woken_task(
+    site, intruder, key
+):
     intruder.park(key, envelope("wipe", key))
 
     with pytest.raises(DistlockError, match="its task is no locked task of this app: 'wipe'"):

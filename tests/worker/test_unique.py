@@ -338,7 +338,7 @@ def test_a_call_does_not_go_with_one_that_has_expired(site, key):
     wait_until(lambda: first.state == "REVOKED", what="the first one to expire")
 
 
-def test_a_call_that_lasts_longer_is_sent_beside_one_that_may_expire(site, key):
+def test_a_call_that_lasts_longer_is_sent_in_addition_to_one_that_may_expire(site, key):
     task = site.tasks.work_once["started"]
     with site.held(key):
         first = task.apply_async((key, 1), expires=600)
@@ -362,7 +362,7 @@ def test_calls_that_expire_are_one_also_when_it_is_on_its_way(site, key):
     assert site.app.AsyncResult(ids.pop()).get(timeout=30) == 0
 
 
-def test_a_call_that_wants_its_result_is_sent_beside_one_that_does_not(site, key):
+def test_a_call_that_wants_its_result_is_sent_in_addition_to_one_that_does_not(site, key):
     task = site.tasks.work_once["started"]
     with site.held(key):
         first = task.apply_async((key, 1), ignore_result=True)
@@ -372,7 +372,7 @@ def test_a_call_that_wants_its_result_is_sent_beside_one_that_does_not(site, key
     assert second.get(timeout=30) == 0
 
 
-def test_nobody_waits_for_a_result_that_is_not_stored(site, key):
+def test_no_caller_waits_for_a_result_that_is_not_stored(site, key):
     task = site.tasks.work_once["finished"]
     task.apply_async((key, 1, key), ignore_result=True)
     site.journal.wait(key)
@@ -511,7 +511,7 @@ def test_no_receiver_of_before_task_publish_sees_an_id_that_does_not_run(site, k
     ("name", "signal"),
     [("started", lock_signals.task_joined), ("update", lock_signals.task_updated)],
 )
-def test_receivers_are_told_of_a_call_that_is_another_one(site, key, name, signal):
+def test_receivers_are_notified_of_a_call_that_is_another_one(site, key, name, signal):
     task, told = site.tasks.work_once[name], []
 
     def note(sender: Any, key: str, task_id: str, **_: Any) -> None:

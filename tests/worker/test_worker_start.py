@@ -300,9 +300,7 @@ def test_a_task_that_runs_while_the_store_goes_and_comes_is_not_lost(
     assert later.get(timeout=60) > 0
 
 
-def test_what_may_be_parked_does_not_run_unlocked_beside_that(
-    tasks, worker, redis_url, prefix, key
-):
+def test_what_may_be_parked_does_not_run_unlocked_as_well(tasks, worker, redis_url, prefix, key):
     with Proxy(redis_url) as proxy:
         env = {"DISTLOCK_TEST_CONF": json.dumps({"distlock_url": proxy.url})}
         process = worker(APP, pool="threads", concurrency=1, env=env)
@@ -337,7 +335,7 @@ def test_no_password_is_logged(tasks, worker, private_server, key):
     assert "S3cret-word" not in str(failed)
 
 
-def test_no_password_is_told_to_who_asks_for_the_settings(tasks, worker):
+def test_no_password_is_shown_with_the_settings(tasks, worker):
     url = "redis://shop:S3cret-word@127.0.0.1:1/2"
     process = worker(
         APP, pool="solo", env={"DISTLOCK_TEST_CONF": json.dumps({"distlock_url": url})}
