@@ -275,8 +275,8 @@ class Body:
         if task.name not in reported:
             reported.add(str(task.name))
             words = (
-                "has returned an unfinished {kind}, and its key is released now: the rest of its"
-                " work runs WITHOUT the lock; finish it in the body, by asyncio.run(...) or"
+                "has returned a {kind}, which is unfinished; its key is released now, so the rest"
+                " of its work runs WITHOUT the lock: finish it in the body, by asyncio.run(...) or"
                 " list(...), and return the result of that"
             )
             self._invocation.report.error(words, kind=type(result).__qualname__)
