@@ -457,8 +457,8 @@ class KeyState(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """``alone`` if it is held exclusively, ``shared`` if others may join, empty if free."""
-        return ("shared" if self.holders else "alone") if self.token else ""
+        """``exclusive``, ``shared`` if others may join, empty if free."""
+        return ("shared" if self.holders else "exclusive") if self.token else ""
 
     @property
     def units(self) -> int:

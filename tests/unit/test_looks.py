@@ -84,7 +84,7 @@ def test_several_are_shown_with_the_units_in_use_and_the_longest_holder():
 def test_an_exclusive_holder_is_shown_as_before_and_as_exclusive():
     cells = row(KeyState("vm|1|shop.f[id]|n", 7, "", NOW - 10, 20.0, 0))
 
-    assert (cells["holder"], cells["worker"], cells["held"]) == ("shop.f", "vm:1", "alone")
+    assert (cells["holder"], cells["worker"], cells["held"]) == ("shop.f", "vm:1", "exclusive")
     assert cells["notes"] == ""
 
 

@@ -41,7 +41,7 @@ ACTION_COLUMNS = ("action", "by", "when", "what", "reason")
 CALL_COLUMNS = ("identity", "id", "where")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
 OPTIONAL = frozenset({"held", "notes", "wants"})  # omitted if they are empty in all rows
-ALONE = "alone"
+EXCLUSIVE = "exclusive"
 WHOLE = frozenset({"key", "id"})  # kept on one line: they are copied into the next command
 SPARE = ("token", "worker", "woken", "slot", "lease")  # dropped for that, in this order
 LAST = "age"  # dropped as well if keys and ids must be wrapped all the same
@@ -158,7 +158,7 @@ def _fitting(
 
 
 def _says(place: int, rows: Sequence[Sequence[Cell]]) -> bool:
-    return any(str(row[place]) not in ("", ALONE) for row in rows)
+    return any(str(row[place]) not in ("", EXCLUSIVE) for row in rows)
 
 
 def _text(cell: Cell) -> str:
@@ -239,9 +239,9 @@ _WITHOUT_WORKER = {"waking": "(in flight)", "resting": "(rests)"}
 
 
 def units_label(info: KeyState) -> str:
-    """Return the units in use, as ``3/5``, or ``alone`` for an exclusive hold; empty if free."""
+    """Return the units in use, as ``3/5``, or ``exclusive``; empty if the key is free."""
     if info.mode != "shared":
-        return ALONE if info.mode else ""
+        return EXCLUSIVE if info.mode else ""
     return f"{info.units}/{'any' if info.most is None else info.most}"
 
 

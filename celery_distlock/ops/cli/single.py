@@ -162,10 +162,10 @@ def _described(info: KeyState, now: float) -> list[tuple[str, str]]:
     if info.mode == "shared":
         facts.append(("mode", f"shared, {in_use(info)}"))
     elif info.state == "resting":
-        facts += [("mode", "alone"), ("since", since(info.since, now))]
+        facts += [("mode", "exclusive"), ("since", since(info.since, now))]
     elif (holder := info.holder) is not None:
         facts += [
-            ("mode", "alone"),
+            ("mode", "exclusive"),
             (_kind(holder), printable(holder.task)),
             ("id", printable(holder.task_id)),
             ("worker", worker_label(holder)),
@@ -176,7 +176,7 @@ def _described(info: KeyState, now: float) -> list[tuple[str, str]]:
         facts.append(("token", str(info.token) if info.token > 0 else "-"))
     if info.limit is not None:
         facts.append(("limit", limit_label(info.limit, now)))
-    is_shut = info.state == "resting" and info.mode == "alone"
+    is_shut = info.state == "resting" and info.mode == "exclusive"
     rest = max(info.rest, info.remaining if is_shut else 0.0)
     if rest > 0:
         facts.append(("rests", f"{duration(rest)} more, without new grants"))

@@ -42,7 +42,7 @@ def test_the_list_has_a_line_for_every_held_key(bare_site, locks, key):
     assert row["HOLDER"] == "thread MainThread"
     assert row["WORKER"].endswith(f":{os.getpid()}")
     assert (row["WAITING"], row["WOKEN"]) == ("0", "0")
-    assert (row["HELD"], row["NOTES"]) == ("alone", "-")
+    assert (row["HELD"], row["NOTES"]) == ("exclusive", "-")
     assert len(rows(done.stdout)) == 2
 
 
@@ -59,7 +59,7 @@ def test_the_list_in_json_has_times_in_two_forms(bare_site, locks, key):
     }
     assert set(record["holder"]) == {"task", "task_id", "host", "pid", "owner"}
     assert (record["key"], record["state"], record["token"]) == (key, "held", state.token)
-    assert (record["mode"], record["units"], record["capacity"]) == ("alone", 1, 1)
+    assert (record["mode"], record["units"], record["capacity"]) == ("exclusive", 1, 1)
     (only,) = record["holders"]
     assert only["owner"] == record["holder"]["owner"]
     assert (record["limit"], record["rest_seconds"]) == (None, 0)

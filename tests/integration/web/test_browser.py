@@ -179,7 +179,7 @@ def test_units_have_a_column_where_a_key_is_shared(shown, share, hold):
     row = shown.get_by_role("row").filter(has=key(shown, "tenant:7"))
     expect(row.get_by_text("2/5", exact=True)).to_be_visible()
     row = shown.get_by_role("row").filter(has=key(shown, "stock:1"))
-    expect(row.get_by_text("alone", exact=True)).to_be_visible()
+    expect(row.get_by_text("exclusive", exact=True)).to_be_visible()
 
 
 def test_a_paused_key_shows_the_author_of_the_pause(shown, share, admin):
