@@ -109,8 +109,8 @@ class Key:
             )
         if rates and not is_said and not self.shared:
             raise ConfigurationError(
-                f"Key({self.template!r}): rate={str(rates[0])!r} does not say how many may run at"
-                " once; say shared=True for any number, or capacity=N, with 1 for one at a time"
+                f"Key({self.template!r}): rate={str(rates[0])!r} does not set how many may run at"
+                " once; add shared=True for any number, or capacity=N, with 1 for one at a time"
             )
 
     def _check_counts(self, given: Mapping[str, Any]) -> None:

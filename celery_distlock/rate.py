@@ -78,8 +78,8 @@ class Rate:
         parts = _TEXT.fullmatch(text.strip())
         if parts is None:
             raise ConfigurationError(
-                f"rate {text!r} is not a number of starts, a slash and a time in s, m, h or d; say"
-                f" {_FORMS}"
+                f"rate {text!r} is not a number of starts, a slash and a time in s, m, h or d;"
+                f" write {_FORMS}"
             )
         limit, times, unit = parts.groups()
         return cls(int(limit), float(times or 1) * _UNITS[unit])

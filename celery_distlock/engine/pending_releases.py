@@ -20,7 +20,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ExitStage, ForkStage, PerProcess, at_exit
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 
@@ -76,7 +76,7 @@ def _attempt_safely(release: _PendingRelease) -> None:
         _attempt(release)
     except Exception:  # noqa: BLE001  # it is logged
         text = "unexpected error while releasing %r; it stays locked until its lease ends"
-        say(logger, logging.ERROR, text, shown(release.request.key), exc_info=True)
+        log_safely(logger, logging.ERROR, text, shown(release.request.key), exc_info=True)
         release.unfinished = False
 
 

@@ -10,7 +10,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.stores import QueueStore
 from celery_distlock.stores.values import Sending, WokenTask
 
@@ -63,17 +63,17 @@ class Sweeper:
         # At WARNING once per outage, not every two seconds of it.
         level = logging.DEBUG if self._failing_since else logging.WARNING
         text = "the queues in the lock store %s cannot be swept: %s"
-        say(logger, level, text, self._store.address, error)
+        log_safely(logger, level, text, self._store.address, error)
         if not isinstance(error, StoreError):
             text = "unexpected error in a sweep; the next one runs as planned"
-            say(logger, logging.ERROR, text, exc_info=True)
+            log_safely(logger, logging.ERROR, text, exc_info=True)
         self._failing_since = self._failing_since or clock.monotonic()
 
     def _note_success(self) -> None:
         if self._failing_since:
             seconds = clock.monotonic() - self._failing_since
             text = "the lock store %s is back after %.0f s; its queues are swept again"
-            say(logger, logging.WARNING, text, self._store.address, seconds)
+            log_safely(logger, logging.WARNING, text, self._store.address, seconds)
         self._failing_since = 0.0
 
     def _sweep(self) -> bool:

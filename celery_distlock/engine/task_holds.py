@@ -8,7 +8,7 @@ from weakref import ref
 
 from celery_distlock.key import Key
 from celery_distlock.naming import shown
-from celery_distlock.process.news import log
+from celery_distlock.process.notifications import log
 from celery_distlock.stores.base import Store
 
 from .hold import Hold, Terms

@@ -22,7 +22,7 @@ from celery_distlock.errors import LockLostError
 from celery_distlock.naming import shown
 from celery_distlock.process.background import Background
 from celery_distlock.process.forks import ForkStage, begin_anew
-from celery_distlock.process.news import log, tell
+from celery_distlock.process.notifications import log, notify
 from celery_distlock.stores.base import Store, batches
 from celery_distlock.stores.values import Ownership, RenewOutcome
 
@@ -195,9 +195,9 @@ class Watchdog:
     def _note(
         self, holds: Sequence[Hold], wanted: Sequence[Ownership], outcomes: Sequence[Outcome]
     ) -> None:
-        told: list[Callable[[], object]] = []
+        reports: list[Callable[[], object]] = []
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
-            _go_on_after(partial(hold.renewed, outcome, asked_at, ownership.lease, told.append))
+            _go_on_after(partial(hold.renewed, outcome, asked_at, ownership.lease, reports.append))
             reference = _Watched(hold)
             if hold.state is not HoldState.HELD or reference not in self._due:
                 self.forget(hold)
@@ -209,12 +209,12 @@ class Watchdog:
                 self._due[reference] = min(retry, hold.valid_until)
             else:
                 self._due[reference] = clock.monotonic() + self._period(hold)
-        if told:
-            tell(partial(_report, told))
+        if reports:
+            notify(partial(_report, reports))
 
     def _lost(self, hold: Hold, reason: str) -> None:
         self.forget(hold)
-        _go_on_after(partial(hold.lose, reason, tell))
+        _go_on_after(partial(hold.lose, reason, notify))
 
 
 class Request:
@@ -272,8 +272,8 @@ class Request:
             return self.unknown if self._outcomes is None else self._outcomes
 
 
-def _report(told: Iterable[Callable[[], object]]) -> None:
-    for each in told:
+def _report(reports: Iterable[Callable[[], object]]) -> None:
+    for each in reports:
         _go_on_after(each)
 
 

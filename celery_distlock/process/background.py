@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from weakref import WeakSet
 
 from .forks import ExitStage, ForkStage, at_exit, begin_anew
-from .log_lines import say
+from .log_lines import log_safely
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Background:
         try:
             call()
         except BaseException:  # noqa: BLE001  # the thread must survive
-            say(logger, logging.ERROR, self._failed, exc_info=True)
+            log_safely(logger, logging.ERROR, self._failed, exc_info=True)
 
 
 class BackgroundNotifier(Background):

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 
-def say(logger: logging.Logger, level: int, text: str, *args: object, **more: Any) -> None:
+def log_safely(logger: logging.Logger, level: int, text: str, *args: object, **more: Any) -> None:
     """Log a line, and ignore exceptions of the handlers, for example if a log server is down."""
     with suppress(Exception):
         logger.log(level, text, *args, stacklevel=2, **more)

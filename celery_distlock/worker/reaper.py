@@ -24,7 +24,7 @@ from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, Stall
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import holder_name, shown
 from celery_distlock.process.background import BackgroundNotifier
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.values import Ownership, RenewOutcome
@@ -88,7 +88,7 @@ class Reaper:
                 self._renew(stalled)
         except Exception:  # noqa: BLE001  # it is logged
             text = "unexpected error while checking pool processes; retrying in %g s"
-            say(logger, logging.ERROR, text, INTERVAL, exc_info=True)
+            log_safely(logger, logging.ERROR, text, INTERVAL, exc_info=True)
 
     def _renew(self, stalled: StalledHolds) -> None:
         # Skip locks in a task's own store: its address is not known here.
@@ -131,7 +131,7 @@ class Reaper:
             return self._release_orphan(orphan)
         except Exception:  # noqa: BLE001  # it is logged
             text = "unexpected error while releasing locks of dead pool processes; retrying in %g s"
-            say(logger, logging.ERROR, text, RETRY_AFTER, exc_info=True)
+            log_safely(logger, logging.ERROR, text, RETRY_AFTER, exc_info=True)
             return False
 
     def _release_orphan(self, orphan: OrphanedHold) -> bool:

@@ -24,7 +24,7 @@ from celery.worker import state
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.runtime.relay import by_room
 from celery_distlock.runtime.routing import queue_names
 from celery_distlock.stores import QueueStore
@@ -120,7 +120,7 @@ class Registration:
         try:
             step()
         except Exception as error:  # noqa: BLE001  # it is logged
-            say(
+            log_safely(
                 logger,
                 logging.DEBUG if self._failing else logging.INFO,
                 "the lock store %s cannot push tasks to this worker now, so they come through the"
@@ -131,12 +131,12 @@ class Registration:
             )
             if not isinstance(error, StoreError):
                 text = "unexpected error while registering for woken tasks"
-                say(logger, logging.ERROR, text, exc_info=True)
+                log_safely(logger, logging.ERROR, text, exc_info=True)
             self._failing = True
         else:
             if self._failing:
                 text = "the lock store %s can push tasks to this worker again"
-                say(logger, logging.INFO, text, self._store.address)
+                log_safely(logger, logging.INFO, text, self._store.address)
             self._failing = False
 
     def _register(self) -> None:

@@ -20,7 +20,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.queue_parts import NO_CLAIM, Claim, Settled
 from celery_distlock.stores.queue_store import QueueStore
@@ -67,9 +67,9 @@ class Ticker:
             except Exception as error:  # noqa: BLE001  # it is logged
                 # Once per outage as a warning.
                 level = logging.DEBUG if self._failing else logging.WARNING
-                say(logger, level, "tasks that wait for time to pass start late: %s", error)
+                log_safely(logger, level, "tasks that wait for time to pass start late: %s", error)
                 if not isinstance(error, StoreError):
-                    say(
+                    log_safely(
                         logger,
                         logging.ERROR,
                         "unexpected error in the ticker; it continues",

@@ -90,8 +90,8 @@ def test_a_rate_out_of_range_is_refused(how, said):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({}, "rate='5/s' does not say how many may run at once; say shared=True"),
-        ({"weight": 1}, "say shared=True for any number, or capacity=N"),
+        ({}, "rate='5/s' does not set how many may run at once; add shared=True"),
+        ({"weight": 1}, "add shared=True for any number, or capacity=N"),
         ({"shared": True, "rate": []}, "rate gives 0 rates; it is 1 to 4"),
         ({"shared": True, "rate": ["5/s"] * 5}, "rate gives 5 rates"),
         ({"shared": True, "rate": ["5/s", "7/s"]}, "two limits for one time, 5/s, 7/s"),
@@ -119,7 +119,7 @@ def test_a_lock_takes_a_rate_as_a_key_does(kind):
     lock = kind("api", capacity=1, rate="5/s", store="memory://")
 
     assert lock.wanted == Key("api", capacity=1, rate=Rate(5, per=1.0))
-    with pytest.raises(ConfigurationError, match="say shared=True"):
+    with pytest.raises(ConfigurationError, match="add shared=True"):
         kind("api", rate="5/s", store="memory://")
     with pytest.raises(ConfigurationError, match="shared and rate go with a text"):
         kind(Key("api"), rate="5/s", store="memory://")

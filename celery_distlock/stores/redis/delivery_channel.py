@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from celery_distlock import clock
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.stores.channels import DeliveryChannel
 from celery_distlock.stores.values import WokenTask
 
@@ -156,7 +156,7 @@ class _Listener:
                 if not self._closed.is_set():
                     if not failures:
                         text = "no pushes for now, the subscription broke: %s"
-                        say(logger, logging.WARNING, text, error)
+                        log_safely(logger, logging.WARNING, text, error)
                     failures = min(failures + 1, 8)
                     self._closed.wait(failures * clock.jitter(*PAUSE))
         self._connection.close()

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.stores.urls import host_and_port
 
 from .connections import ANSWERLESS, Command, NodeSettings, Server, command
@@ -124,7 +124,7 @@ class _NodeWorker:
             try:
                 self._serve(questions)
             except Exception as error:  # noqa: BLE001  # it is logged
-                say(
+                log_safely(
                     logger,
                     logging.ERROR,
                     "unexpected error while talking to %s",

@@ -38,7 +38,7 @@ from celery_distlock.errors import (
 )
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
-from celery_distlock.process.news import log
+from celery_distlock.process.notifications import log
 from celery_distlock.stores.base import Complaints, batches, forget_after_fork
 from celery_distlock.stores.findings import CLOCKS_APART, Finding, Severity
 from celery_distlock.stores.listing import CountingStore, ListingStore

@@ -31,7 +31,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
-from celery_distlock.process.news import log
+from celery_distlock.process.notifications import log
 from celery_distlock.stores.base import Complaints, batches, forget_after_fork
 from celery_distlock.stores.findings import Finding
 from celery_distlock.stores.listing import CountingStore, ListingStore

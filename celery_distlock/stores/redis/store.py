@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from celery_distlock import clock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
-from celery_distlock.process.news import log
+from celery_distlock.process.notifications import log
 from celery_distlock.stores.base import Complaints, forget_after_fork
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.stores.channels import Inbox
 
 from .connections import ConnectionFactory
@@ -97,7 +97,7 @@ class WaiterSubscriptions:
                 self.attend(attendant, lambda: not self._do_not_block, math.inf)
             except Exception:  # noqa: BLE001  # it is logged
                 text = "unexpected error while reading pushes; continuing"
-                say(logger, logging.ERROR, text, exc_info=True)
+                log_safely(logger, logging.ERROR, text, exc_info=True)
             with self._mutex:
                 if not self._do_not_block:
                     self._thread = None

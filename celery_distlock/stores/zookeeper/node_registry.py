@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
-from celery_distlock.process.log_lines import say
+from celery_distlock.process.log_lines import log_safely
 from celery_distlock.stores.values import Ownership
 
 from .node_data import Facts
@@ -146,7 +146,7 @@ class NodeRegistry:
                 self._tend()
             except Exception:  # noqa: BLE001  # it is logged
                 text = "unexpected error while expiring ZooKeeper nodes; trying again"
-                say(logger, logging.ERROR, text, exc_info=True)
+                log_safely(logger, logging.ERROR, text, exc_info=True)
                 self._news.wait(LOOK)
             with self._mutex:
                 self._next = min((node.until for node in self._nodes.values()), default=math.inf)

@@ -36,7 +36,7 @@ from functools import partial
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.process.news import log
+from celery_distlock.process.notifications import log
 from celery_distlock.stores.base import batches, forget_after_fork
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity, clock_finding

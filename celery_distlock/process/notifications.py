@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from .background import BackgroundNotifier
-from .log_lines import say
+from .log_lines import log_safely
 
-_notifier = BackgroundNotifier("distlock-news")
+_notifier = BackgroundNotifier("distlock-notifications")
 
 
-def tell(call: Callable[[], object]) -> None:
+def notify(call: Callable[[], object]) -> None:
     """Queue *call* for the thread; call it now if no thread can be started."""
     try:
         _notifier.submit(call)
@@ -26,4 +26,4 @@ def tell(call: Callable[[], object]) -> None:
 
 def log(logger: logging.Logger, level: int, text: str, *args: object, **more: Any) -> None:
     """Queue a log line; errors of log handlers are ignored."""
-    tell(partial(say, logger, level, text, *args, **more))
+    notify(partial(log_safely, logger, level, text, *args, **more))
