@@ -70,4 +70,4 @@ def test_an_end_that_cannot_be_noted_keeps_no_other_from_being_noted(caplog):
 
     wait_until(noted.is_set, what="the second one")
     settler.close()
-    assert "was not noted" in caplog.text
+    assert "was not recorded" in caplog.text
