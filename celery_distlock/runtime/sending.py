@@ -1,8 +1,8 @@
 """
 Sends a call through the store: into its key's queue, and to the broker when it may start.
 
-What Celery is about to publish is taken from it by a producer of ours, so that it is the message
-which it would have sent. Celery's own part of a call (routing, signals, the result) is as ever.
+Celery publishes to a producer of ours, which gets exactly the message that Celery would have sent.
+Celery's own part of a call (routing, signals, the result) does not change.
 """
 
 import datetime
@@ -33,7 +33,7 @@ __all__ = ["apply_async"]
 
 logger = logging.getLogger(__name__)
 
-KEEPS = "*"  # who has the identity keeps it, and this one goes without
+KEEPS = "*"  # the run that has the identity keeps it, and this one is sent without one
 
 
 def apply_async(
@@ -100,7 +100,7 @@ def _send(
     number: int = 0,
     **more: Any,
 ) -> Any:
-    """Have Celery publish *call* by a producer that gives the message to the store."""
+    """Let Celery publish *call* to a producer that hands the message to the store."""
     ours = {**options, "countdown": None, "eta": None, **more}
     this = call if delay is None else replace(call, delay=delay)
     with opened(this, identity, store_is_away=away, number=number) as through:
@@ -117,7 +117,8 @@ def _send_by_rule(
     except StoreUnavailableError as error:
         if rule.on_outage == "raise" and not call.must_go:
             raise
-        logger.warning("%s is sent in any case, the lock store is away: %s", call.task.name, error)
+        text = "%s is sent without deduplication, the lock store is away: %s"
+        logger.warning(text, call.task.name, error)
         return send(None, away=True)
 
 
@@ -162,9 +163,9 @@ def _able_store(task: Task, plan: Plan, runtime: Runtime, key: Key) -> QueueStor
 
 def _is_sent_by_celery(options: Mapping[str, Any]) -> bool:
     """
-    Whether it is a link or a retry, sent as the task before it ends.
+    Whether the call is a link or a retry, sent while the previous task ends.
 
-    An error here would be told as the end of that one, which may have done its work.
+    Celery would report an error here as the failure of that task, which may have succeeded.
     """
     return bool(options.get("parent_id") or options.get("retries"))
 
@@ -177,12 +178,12 @@ def _is_for_the_store(
     wanted = plan.sends if via is UNSET else via == "store"
     if not wanted or not runtime.settings.enabled or task.app.conf.task_always_eager:
         return False
-    # The key of such a retry stays locked for it, and nobody is woken before it.
+    # The key of such a retry stays locked for it, so no other run is admitted before it.
     return not (plan.settings.hold_on_retry and options.get("retries"))
 
 
 def _delay(options: Mapping[str, Any]) -> float:
-    """Return the seconds before which the call is not to start; raise what Celery would."""
+    """Return the delay of the call in seconds; raise the same errors as Celery."""
     if options.get("countdown"):
         now, countdown = datetime.datetime.now(datetime.UTC), options["countdown"]
         return max(0.0, (now + datetime.timedelta(seconds=countdown) - now).total_seconds())
