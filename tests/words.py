@@ -22,7 +22,7 @@ WORDS = re.compile(
 )
 # People, the title of a page, names of arguments, and quotes of any kind.
 ALLOWED = re.compile(
-    r"(anyone|everyone|user|users|readers|engineer|operator|operators) who|who (may write|maintains)"
+    r"(anyone|everyone|user|users|readers|engineer|operators?) who|who (may write|maintains)"
     r"|^\s*(-- )?(who|beside)(:|  )|`[^`]*`|(?<![*\w])\*[^*]+\*(?![*\w])",
     re.IGNORECASE,
 )

@@ -5,14 +5,14 @@ Parking a task in the pool costs ten times as much, and takes a slot from woken 
 worker's main process parks a task that it knows must wait. All others go to the pool, whose
 processes request the key.
 
-- Of the tasks of one key that came to this worker only those are in the pool that can have it
-  beside each other: one, or as many as it has units for. The others stand in the key's queue, in
-  the order in which they were received (`celery_distlock.worker.parker`).
-- A task may be parked before the first one has acquired the key. If that one ends without it, no
-  release wakes the next: this module does.
-- A woken task waits here while an earlier task of its key waits for a slot of the pool; and for a
-  second at most while one has begun, and may not have asked for the key yet. It does not wait if
-  the key has room for all of them, and no rate.
+- Of the tasks of one key that came to this worker, the pool only has those that can hold it at the
+  same time: one, or as many as its units allow. The others wait in the key's queue, in the order in
+  which they were received (`celery_distlock.worker.parker`).
+- A task may be parked before the first one has acquired the key. If the first ends without the key,
+  no release wakes the next task; this module does.
+- A woken task waits here while an earlier task of its key waits for a slot of the pool; and for at
+  most a second while an earlier task has begun that may not have requested the key yet. It does
+  not wait if the key has room for all of them, and no rate.
 - The event loop makes the key of a small message and hands it to a thread that parks it. It waits
   at most 20 ms for that. A message that takes longer stays unacknowledged in the thread, while the
   loop continues (see `celery_distlock.worker.event_loop`).
