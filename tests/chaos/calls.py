@@ -82,7 +82,9 @@ def _of_two(
     )
     if one.task == "sent" and second < first and not struck(one.begin, second):
         yield f"overtaken: {one} by {other}"
-    is_there = one.end < other.begin and other.end < first
+    # It stops waiting when it gets its key, which is before its body begins.
+    asked = next((run.asked for run in by_task.get(one.id, [])), float("inf"))
+    is_there = one.end < other.begin and other.end < asked
     if one.task == "once" and is_there and not struck(one.begin, other.end):
         yield f"sent twice: {one} and {other}"
 

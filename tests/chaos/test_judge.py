@@ -250,7 +250,7 @@ class TestCalls:
 
     @staticmethod
     def start(task: str, at: float, **other: object) -> Run:
-        return run(task, at, at + 0.5, entered=at, **other)
+        return run(task, at, at + 0.5, **{"asked": at, "entered": at, **other})
 
     def test_a_call_that_joins_one_that_begins_later_is_heard(self):
         calls = [self.call("a", 1), self.call("a", 2, joined=True)]
@@ -292,6 +292,8 @@ class TestCalls:
         (wrong,) = judge(history(self.start("a", 3), self.start("b", 4), calls=calls)).broken()
         assert wrong.startswith("sent twice")
         assert judge(history(self.start("a", 1.5), self.start("b", 4), calls=calls)).broken() == []
+        about_to_begin = self.start("a", 3, asked=1.5)
+        assert judge(history(about_to_begin, self.start("b", 4), calls=calls)).broken() == []
 
     @pytest.mark.parametrize(("argument", "count"), [(0.1, 1), (0.2, 0), (0.3, 0)])
     def test_an_updated_call_begins_with_the_newest_arguments(self, argument, count):
