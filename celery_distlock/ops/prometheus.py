@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Ability
+from celery_distlock.stores import Ability, ListingStore
 from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.queue_parts import Dues
 from celery_distlock.stores.queue_store import QueueStore
@@ -27,6 +27,7 @@ from celery_distlock.stores.values import KeyState
 from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 
 from .admin import Admin
+from .looks import lock_info
 
 logger = logging.getLogger(__name__)
 
@@ -219,9 +220,10 @@ class StoreCollector(Collector):
 
     def _keys(self) -> Iterator[Metric]:
         """Yield the gauges of held keys and waiters, by task where there is one."""
-        totals = Totals(time.time())
-        for info in self._admin.locks():
-            totals.add(info)
+        store, totals = ListingStore.of(self._admin.store), Totals(time.time())
+        for keys in store.find_keys():
+            for key, state in zip(keys, store.inspect_many(keys), strict=True):
+                totals.add(lock_info(key, state))
         yield _gauge_by_task("held", totals.held)
         yield _gauge_by_task("longest_hold_seconds", totals.longest)
         for name, value in totals.plain.items():
