@@ -18,6 +18,7 @@ __all__ = [
     "canonical",
     "copied",
     "instants",
+    "is_due",
     "is_known",
     "is_paused",
     "leftovers",
@@ -32,6 +33,7 @@ Data = dict[bytes, _Key]
 # count, the index of names, and what the ticker knows. So may an operator's limit.
 LASTING = re.compile(rb"p:\{\w\}:(fence|done|rate)|p:\{ticker\}:\w+|p::?parked")
 LIMIT = b"limit"
+DUE = b"p:{ticker}:due"
 KEPT = re.compile(rb"p:\{\w\}:(fence|done)|p::?parked")  # their times in the past are not compared
 
 ROUNDING = 5_000  # µs that two times may differ and be one
@@ -89,6 +91,13 @@ def is_paused(data: Data, key: str, now: int) -> bool:
     """Say whether an operator has paused *key*."""
     capacity, ends, *_ = limit(data, key).split() or (b"", b"")
     return capacity == b"0" and (ends == b"0" or _micros(ends) > now)
+
+
+def is_due(data: Data, key: str, now: int) -> bool:
+    """Say whether the ticker has to look at *key*: its times are in ms, and some a little early."""
+    due = data.get(DUE)
+    at = due.value.scores.get(key.encode()) if due else None
+    return at is not None and at * 1000 <= now + PRESENT
 
 
 def is_known(data: Data, owner: str) -> bool:
