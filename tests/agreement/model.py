@@ -1,9 +1,9 @@
 """
 A model of a key, in plain Python: what is guaranteed of its grants, its queue and its runs.
 
-`MODELLED` leaves out what would make it long: rates, delays, identities, upgrades, requests for
-several keys, a run that wants something else when it comes again, one that only the store has,
-and ends that a store may forget.
+It answers what callers can observe. It does not know for how long an end is remembered, when time
+alone opens a key, and when a waiter is called only to look again; and in `MODELLED`, a run wants
+the same each time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ from typing import TYPE_CHECKING
 
 from celery_distlock.stores.values import ALONE, Want
 
+from .model_rates import Starts, Terms
+
 if TYPE_CHECKING:
     from celery_distlock.stores.values import Limit
 
 __all__ = ["Grant", "Key", "Member"]
 
 CLAIM, GRANT, UNSENT = 5.0, 1.0, 2.0  # seconds
+NEXT = 1e-6  # seconds between the places of two that come in the same moment
 
 
 @dataclass
 class Grant:
-    """What an owner has: units, or all of the key. One with a place is reserved."""
+    """
+    What an owner has: units, or all of the key.
+
+    One with a place is reserved, and so is one of an owner that is named after its run.
+    """
 
     owner: str
     run: str
@@ -31,6 +38,15 @@ class Grant:
     ends: float
     slot: int = -1
     place: float = 0.0
+    comes_again: bool = False  # another message of its run may arrive
+    upgrades: bool = False  # its owner waits until it has the key alone
+    before: tuple[int, int, int] | None = None  # an upgrade: units, slot and capacity
+    start: Terms | None = None  # that is reserved
+    started: tuple[int, Terms] | None = None
+
+    @property
+    def is_reserved(self) -> bool:
+        return self.owner == f"parked:{self.run}"
 
 
 @dataclass(order=True)
@@ -44,6 +60,10 @@ class Member:
     due: float = 0.0  # when a sweep looks for it
     sent: int = 0
     with_broker: bool = False
+    has_come: bool = False  # it has claimed the key, and only the store has its message
+    is_put_off: bool = False  # it waits in flight for the end of an execution
+    may_be_twice: bool = False  # the broker may have two of its messages
+    was_delivered: bool = False  # it was parked by a worker
 
 
 @dataclass
@@ -51,16 +71,20 @@ class Key:
     """What is known of a key; a run that stepped back is in flight and in the queue."""
 
     now: float = 0.0
+    micros: int = 0  # the time since the epoch
     grants: dict[str, Grant] = field(default_factory=dict)  # by owner
     queue: dict[str, Member] = field(default_factory=dict)  # by owner or run
     flights: dict[str, Member] = field(default_factory=dict)  # by run
+    delayed: dict[str, Member] = field(default_factory=dict)  # by run
+    times: dict[str, float] = field(default_factory=dict)  # when they join the queue, by run
     done: set[str] = field(default_factory=set)
     settles: dict[str, float] = field(default_factory=dict)
     limit: Limit | None = None
     rest: float = 0.0
     capacity: int = 1
+    starts: Starts = field(default_factory=Starts)
     called: set[str] = field(default_factory=set)
-    woken: list[tuple[str, bool]] = field(default_factory=list)  # runs; whether the broker had them
+    woken: list[Member] = field(default_factory=list)  # as they were
 
     @property
     def is_alone(self) -> bool:
@@ -72,27 +96,80 @@ class Key:
 
     def held_by(self, run: str) -> Grant | None:
         found = (each for each in self.grants.values() if run and each.run == run)
-        return next((each for each in found if not each.place), None)
+        return next((each for each in found if not each.is_reserved), None)
 
-    def is_parked(self, run: str) -> bool:
-        return run in self.queue or run in self.flights
+    def parked(self, run: str) -> Member | None:
+        return self.flights.get(run) or self.queue.get(run) or self.delayed.get(run)
 
     def place_of(self, run: str) -> float:
-        known = self.queue.get(run) or self.flights.get(run)
+        known = self.parked(run)
         return known.place if known else 0.0
 
     def line(self) -> list[str]:
         """Return the waiters in their order."""
         return sorted(self.queue, key=lambda name: self.queue[name])
 
+    def line_up(self, waiter: Member) -> None:
+        """Put a run behind all waiters."""
+        self.forget(waiter.run)
+        self.queue[waiter.run] = replace(waiter, place=self.last_place())
+
+    def last_place(self) -> float:
+        return max(self.now, *(each.place + NEXT for each in self.queue.values()), 0.0)
+
     def admits(self, want: Want, reserved: Grant | None = None) -> bool:
         """Say whether a request may enter now, or a claim of what is reserved."""
-        if self.most == 0 or self.rest > self.now:
+        if not self.may_start(want, reserved) or self.most == 0 or self.rest > self.now:
+            return False
+        if not reserved and any(each.upgrades for each in self.grants.values()):
             return False
         others = [each for each in self.grants.values() if each is not reserved]
         of = self.most if self.most is not None else 0 if reserved else want.capacity
         fits = not of or sum(each.units for each in others) + want.counted() <= of
         return not others or (fits and not want.alone and not self.is_alone)
+
+    def terms(self, want: Want) -> Terms | None:
+        """Return what rates ask of a start: those of an operator, or else of the request."""
+        if self.limit and self.limit.rates:
+            limits = [rate.limit for rate in self.limit.rates]
+            return Terms(min(want.cost if want.rates else 1, *limits), self.limit.rates)
+        return Terms(want.cost, want.rates) if want.rates else None
+
+    def may_start(self, want: Want, reserved: Grant | None = None) -> bool:
+        terms = self.terms(want)
+        has_start = terms is None or (reserved is not None and reserved.start is not None)
+        return has_start or not self.starts.opens_in(terms, self.micros)
+
+    def start(self, grant: Grant, want: Want, place: float = 0.0) -> None:
+        """Count a start: the reserved one, or else one of a request that came at *place*."""
+        if terms := grant.start:
+            self.starts.reserved -= terms.cost
+        elif terms := self.terms(want):
+            self.starts.space(terms, self.micros, self.micros_at(place or self.now))
+        grant.start = None
+        if terms:
+            self.starts.count(terms, self.micros)
+            grant.started = self.micros, terms
+
+    def micros_at(self, place: float) -> int:
+        return self.micros + round((place - self.now) * 1e6)
+
+    def drop(self, owner: str) -> Grant | None:
+        """Take back what an owner has, and the start that is reserved for it."""
+        grant = self.grants.pop(owner, None)
+        if grant and grant.start:
+            self.starts.reserved -= grant.start.cost
+            self.starts.take_back(grant.start)
+            grant.start = None
+        return grant
+
+    def suits(self, reserved: Grant, want: Want, known: Want | None) -> bool:
+        """Say whether what is reserved is what is wanted, which may differ from what was."""
+        if want.alone or not reserved.units:
+            return want.alone and not reserved.units
+        used = sum(each.units for each in self.grants.values())
+        fits = not want.capacity or used <= want.capacity or want == known
+        return want.counted() <= reserved.units and fits
 
     def grant(self, owner: str, run: str, want: Want, lasts: float, place: float = 0.0) -> Grant:
         """Grant what is wanted, with the lowest free slot if it is one unit of several."""
@@ -106,6 +183,11 @@ class Key:
 
     def hand_over(self, member: str = "", run: str = "", place: float = 0.0) -> bool:
         """Serve the waiters before *member*; say whether its turn has come."""
+        for grant in [each for each in self.grants.values() if each.upgrades]:
+            if len(self.grants) == 1:
+                self.upgrade(grant)
+                self.called.add(grant.owner)
+            return False
         while not self.is_alone:
             head = next(iter(self.line()), None)
             if head is None or head in (member, run) or 0 < place < self.queue[head].place:
@@ -114,21 +196,28 @@ class Key:
                 return False
         return False
 
+    def reserve(self, owner: str, run: str, waiter: Member, lasts: float) -> None:
+        grant = self.grant(owner, run, waiter.want, lasts, waiter.place)
+        if terms := self.terms(waiter.want):
+            self.starts.space(terms, self.micros, self.micros_at(waiter.place))
+            self.starts.reserved += terms.cost
+            grant.start = terms
+
     def serve(self, head: str, waiter: Member) -> bool:
         """Serve the first waiter; say whether it has left the queue."""
         if held := self.held_by(waiter.run):
-            self.put_off(head, waiter.want, held.ends)
+            self.put_off(waiter, held.ends)
         elif not self.admits(waiter.want):
             return False
         elif waiter.run:
             lasts = CLAIM * 2 ** min(len(self.flights), 2)
-            self.grant(f"parked:{head}", head, waiter.want, lasts, waiter.place)
+            self.reserve(f"parked:{head}", head, waiter, lasts)
             if head not in self.flights:
                 self.flights[head] = replace(waiter, due=self.now + UNSENT)
-                self.woken.append((head, False))
+                self.woken.append(Member(0.0, head))
         else:
             self.called.add(head)
-            self.grant(head, "", waiter.want, GRANT, waiter.place)
+            self.reserve(head, "", waiter, GRANT)
         self.queue.pop(head, None)
         return True
 
@@ -138,21 +227,32 @@ class Key:
         if self.admits(want):
             return False
         for grant in sorted(later, key=lambda each: -each.place):
-            del self.grants[grant.owner]
+            self.drop(grant.owner)
             if grant.run in self.flights:
                 self.queue[grant.run] = self.flights[grant.run]
             if self.admits(want):
                 return True
         return False
 
-    def put_off(self, run: str, want: Want, until: float) -> None:
+    def upgrade(self, grant: Grant) -> None:
+        """Give the only holder the key alone."""
+        grant.before = grant.units, grant.slot, self.capacity
+        grant.units, grant.slot, grant.place, grant.upgrades = 0, -1, 0.0, False
+
+    def downgrade(self, grant: Grant) -> None:
+        """Give a holder what it had before; one unit, if it has always had the key alone."""
+        alone = 1, 0 if (self.most or 0) > 1 else -1, self.most or 0
+        grant.units, grant.slot, self.capacity = grant.before or alone
+        grant.before = None
+
+    def put_off(self, waiter: Member, until: float) -> None:
         """Keep a second delivery until the first one has ended."""
-        self.flights[run] = Member(self.place_of(run), run, "", want, until)
-        self.queue.pop(run, None)
+        self.forget(waiter.run)
+        self.flights[waiter.run] = replace(waiter, due=until, is_put_off=True)
 
     def forget(self, run: str) -> None:
-        self.queue.pop(run, None)
-        self.flights.pop(run, None)
+        for where in (self.queue, self.flights, self.delayed):
+            where.pop(run, None)
 
     def end(self, run: str) -> None:
         self.forget(run)

@@ -49,7 +49,6 @@ class Vocabulary(NamedTuple):
     Attributes:
         time: Whether time passes; a real server's does not.
         is_steady: Whether a run wants the same each time, as a task does whose declaration stays.
-        is_plain: Whether nothing is delayed, kept, or known by an identity.
         times: The seconds that pass.
         ends: What a release may say of the end of its run.
         wants: What may be wanted of a key.
@@ -59,7 +58,6 @@ class Vocabulary(NamedTuple):
 
     time: bool = True
     is_steady: bool = False
-    is_plain: bool = False
     times: tuple[float, ...] = TIMES
     ends: tuple[Completion, ...] = tuple(Completion)
     wants: tuple[Want, ...] = PLAIN_WANTS + RATED_WANTS
@@ -74,15 +72,11 @@ class Vocabulary(NamedTuple):
 
 MODELLED = Vocabulary(
     is_steady=True,
-    is_plain=True,
-    wants=PLAIN_WANTS,
-    rates=((),),
-    ends=(Completion.NO, Completion.YES_AND_MAY_COME_AGAIN, Completion.UNSETTLED),
-    times=(0.5, 1.5, 3.0, 6.0, LEASE + 1.0),  # ends are remembered for an hour
+    times=(0.5, 1.5, 3.0, 6.0, LEASE / 2, LEASE + 1.0),  # ends are remembered for an hour
     verbs=(
-        *(("acquire", 8), ("park", 10), ("line", 4), ("wait", 8), ("send", 8), ("claim", 9)),
-        *(("release", 16), ("again", 3), ("renew", 2), ("rest", 2), ("limit", 4), ("woken", 6)),
-        *(("cancel", 2), ("time", 6), ("sweep", 4), ("look", 8)),
+        *(("acquire", 8), ("park", 10), ("line", 4), ("wait", 8), ("send", 8), ("both", 3)),
+        *(("claim", 9), ("release", 16), ("again", 3), ("renew", 2), ("change", 4), ("rest", 2)),
+        *(("limit", 4), ("woken", 6), ("cancel", 2), ("time", 6), ("sweep", 4), ("look", 8)),
     ),
 )
 
@@ -103,10 +97,6 @@ class _Draw:
 
     def run(self, or_none: float = 0.0) -> str:
         return "" if self.chance.random() < or_none else self.chance.choice(RUNS)
-
-    def rarely(self, often: float) -> bool:
-        """Draw what is not in plain schedules."""
-        return not self.vocabulary.is_plain and self.flag(often)
 
     def flag(self, often: float = 0.5) -> bool:
         return self.chance.random() < often
@@ -130,14 +120,14 @@ class _Draw:
 
     def given_up(self) -> tuple[str, Completion, str]:
         """Draw an owner, what became of its run, and the run for which its key is kept."""
-        owner, run = self.one(), self.run() if self.rarely(0.15) else ""
+        owner, run = self.one(), self.run() if self.flag(0.15) else ""
         if run and self.vocabulary.is_steady:
             run = self.runs.get(owner, "")
         ends = (Completion.NO, *self.vocabulary.ends)
         return owner, self.chance.choice(ends), run
 
     def identity(self) -> Identity | None:
-        if self.vocabulary.is_plain or self.flag(0.7):
+        if self.flag(0.7):
             return None
         choice = self.chance.choice
         until, most = choice(("started", "finished", LEASE)), choice((None, LEASE))
@@ -152,13 +142,13 @@ class _Draw:
 
 
 _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
-    "acquire": lambda d: (d.key(), d.owner(), *d.asks(0.4), d.flag(0.3), d.rarely(0.3)),
+    "acquire": lambda d: (d.key(), d.owner(), *d.asks(0.4), d.flag(0.3), d.flag(0.3)),
     "park": lambda d: (d.key(), d.owner(), *d.asks(), d.flag(0.3)),
     "line": lambda d: (d.key(), *d.asks()),
     "wait": lambda d: (d.key(), d.owner(), *d.asks(0.6), d.flag(0.3)),
-    "send": lambda d: (d.key(), *d.asks(), LEASE * d.rarely(0.3), d.identity(), d.rarely(0.2)),
+    "send": lambda d: (d.key(), *d.asks(), LEASE * d.flag(0.3), d.identity(), d.flag(0.2)),
     "both": lambda d: (d.owner(), d.owner(), d.run(0.5), (d.want(), d.want()), d.flag(), d.flag()),
-    "claim": lambda d: (d.key(), d.owner(), d.run(), d.rarely(0.3)),
+    "claim": lambda d: (d.key(), d.owner(), d.run(), d.flag(0.3)),
     "release": lambda d: (
         *d.given_up(),
         d.flag(0.7),

@@ -63,7 +63,6 @@ class StoreSide:
         self._unsettled: set[str] = set()  # runs
         self._requests: dict[str, AcquireRequest] = {}  # by owner
         self._wants: dict[tuple[str, str], Want] = {}  # of runs
-        self._has_identities = False
         self._inboxes: dict[str, Any] = {}
         self._tokens: dict[str, int] = {}
         self._wakes: dict[tuple[str, str], WokenTask] = {}
@@ -173,7 +172,6 @@ class StoreSide:
     ) -> Any:
         park = ParkRequest(f"envelope of {run}".encode())
         self._wants[self._name(key), run] = want
-        self._has_identities |= identity is not None
         request = SendRequest(self._name(key), run, park, want, delay, (), identity, paced)
         reply = self._store.calls.send(request)
         if reply.sent is Sent.GO:
@@ -271,7 +269,11 @@ class StoreSide:
             if inbox.event.is_set():
                 called.append(owner)
                 inbox.event.clear()
-        bearer = self._has_identities and self._store.calls.peek(name, IDENTITY)
+        if self._with_model:  # one that waits may be called to look again
+            names = map(self._name, "ab")
+            waiting = {each.owner for each_key in names for each in self._store.waiters(each_key)}
+            called = [owner for owner in called if owner not in waiting]
+        bearer = self._store.calls.peek(name, IDENTITY)
         bearer = bearer and (*bearer[:2], bearer.expires < 1e9, *bearer[3:5], bearer.lasts > 0)
         waiters = _in_line(self._store.waiters(name))
         state = self._store.inspect(name)

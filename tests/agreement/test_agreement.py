@@ -57,7 +57,7 @@ PLANTED = {
 }
 # What the model knows of them, and more.
 FOUND_BY_MODEL = {
-    **{name: texts for name, texts in PLANTED.items() if name != "rates"},
+    **PLANTED,
     "second deliveries": ("other = not key.alone and F.held_by(run)", "other = nil"),
     "ends": (
         "    if ended then\n        return F.reply({ status = 'done' })\n    elseif",
@@ -65,6 +65,21 @@ FOUND_BY_MODEL = {
     ),
     "pauses": ("closed = is_right and F.claim_opens(reserved, want)", "closed = nil"),
     "resends": ("        F.resend(run, of)\n", ""),
+    "delays": ("if of and of.s == 'later' then", "if false then"),
+    "identities": ("where == 'waiting' and not request.beside", "not request.beside"),
+    "replaced messages": (
+        "replaces == run and other == run and where == 'waiting'",
+        "replaces == run and other == run",
+    ),
+    "upgrades": ("    if key.count == 1 then\n", "    if true then\n"),
+    "deadlocks": ("elseif key.up and F.upgrading() ~= owner then", "elseif false then"),
+    "downgrades": ("'x', F.row_of(grant), 'was', was)", "'x', F.row_of(grant))"),
+    "several keys": ("redis.call('EXISTS', QUEUE) > 0 or F.opens", "F.opens"),
+    "kept keys": ("if not keep_ms or F.put_first() then", "if not keep_ms then"),
+    "kept messages": ("if keep and of and not of.b then", "if false then"),
+    "forgotten ends": ("if was_parked or ended == '2' or again", "if ended == '2' or again"),
+    "starts that were none": ("    F.refund(owner, now)\n", ""),
+    "an operator's rates": ("    local rates = F.limit_now().rates\n", "    local rates = nil\n"),
 }
 
 
