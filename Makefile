@@ -128,9 +128,9 @@ model: STATES := 50000
 model: $(READY)  ## all that may happen to two or three tasks at one or two keys, with the scripts themselves; an hour
 	@$(BIN)/python -m tests.model $(STATES)
 
-# SEED has other schedules, SIDES others of memory, model, old and server.
+# SEED has other schedules, SIDES others of memory, model and server.
 agreement: SCHEDULES := 100000
-agreement: $(READY)  ## compare two stores in random schedules; half an hour
+agreement: $(READY)  ## compare a store and a model in random schedules; ten minutes
 	@$(BIN)/python -m tests.agreement --schedules $(SCHEDULES) $(SEED:%=--seed %) $(SIDES:%=--sides %) --processes 2
 
 lint: $(READY)  ## check style, types, imports, English, tests/shaky.txt, and the files for GitHub and Read the Docs

@@ -42,7 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--seed", default="0")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--sides", default="memory+old", help="two of memory, model, old, server")
+    parser.add_argument("--sides", default="memory+model", help="two of memory, model, server")
     return parser.parse_args()
 
 

@@ -2,8 +2,7 @@
 A model of a key, in plain Python: what is guaranteed of its grants, its queue and its runs.
 
 It answers what callers can observe. It does not know for how long an end is remembered, when time
-alone opens a key, and when a waiter is called only to look again; and in `MODELLED`, a run wants
-the same each time.
+alone opens a key, and when a waiter is called only to look again.
 """
 
 from __future__ import annotations
@@ -199,8 +198,7 @@ class Key:
     def reserve(self, owner: str, run: str, waiter: Member, lasts: float) -> None:
         grant = self.grant(owner, run, waiter.want, lasts, waiter.place)
         if terms := self.terms(waiter.want):
-            self.starts.space(terms, self.micros, self.micros_at(waiter.place))
-            self.starts.reserved += terms.cost
+            self.starts.reserve(terms, self.micros, self.micros_at(waiter.place))
             grant.start = terms
 
     def serve(self, head: str, waiter: Member) -> bool:

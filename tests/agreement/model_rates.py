@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Starts", "Terms", "counts_for"]
 
 PARTS = 64
-CATCH_UP, COMING = 25_000, 1_000_000
+CATCH_UP, COMING, SPARE = 25_000, 1_000_000, 60_000_000
 
 
 class Terms(NamedTuple):
@@ -54,7 +54,22 @@ class Starts:
 
     def __init__(self) -> None:
         self._series: dict[int, Series] = {}
+        self._known_until = 0
         self.reserved = 0
+
+    def begin(self, now: int) -> None:
+        """Forget all of it if there has been no start for long."""
+        if now > self._known_until:
+            self._series.clear()
+
+    def reserve(self, terms: Terms, now: int, came: int) -> None:
+        """Reserve a start for a request that came then."""
+        self.space(terms, now, came)
+        self.reserved += terms.cost
+        self._keep(now)
+
+    def _keep(self, now: int) -> None:
+        self._known_until = now + max(self._series) + SPARE
 
     def opens_in(self, terms: Terms, now: int) -> float:
         """Return in how many µs the next start is allowed; 0: now."""
@@ -113,6 +128,7 @@ class Starts:
                 series.parts[-1] = now, count + terms.cost
             else:
                 series.parts.append((now, terms.cost))
+        self._keep(now)
 
     def take_back(self, terms: Terms, at: int = 0) -> None:
         """Forget a reserved start, or one that was counted at this time."""

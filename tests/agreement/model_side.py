@@ -40,6 +40,7 @@ class _Key(CalledKey):
         """Take back what has lapsed."""
         self.now = round(clock.monotonic(), 6)
         self.micros = round(clock.wall() * 1e6)
+        self.starts.begin(self.micros)
         for name in [name for name, each in self.grants.items() if each.ends <= self.now]:
             self.drop(name)
 
@@ -215,22 +216,19 @@ class _Key(CalledKey):
         limit = self.limit and (self.limit.capacity, self.limit.author)
         used, capacity = sum(each[2] for each in holders), self.capacity if holders else 1
         several = used, capacity, limit, self.rest > self.now, self.starts.counted(self.micros)
-        bearer = self.bearer()
-        state = (
-            one,
-            (True, int(bearer is not None)),
-            bool(self.grants),
-            len(self.queue),
-            holders,
-            several,
-        )
+        bearer = self._seen_bearer()
+        times, is_held = (True, int(bearer is not None)), bool(self.grants)
+        state = (one, times, is_held, len(self.queue), holders, several)
         woken = [("", run, True, ALONE) for run in self.flights if not self.held_by(run)]
         line = [self.queue[name] for name in self.line()]
         queued = [(each.owner, each.run, False, each.want) for each in line]
-        if bearer:
-            more = bearer.silent, bearer.fixed, bearer.lasts > 0
-            bearer = (*bearer[:2], bearer.expires < 1e9, *more)
         return (state, (sorted(woken), queued), bearer)
+
+    def _seen_bearer(self) -> Any:
+        if (bearer := self.bearer()) is None:
+            return None
+        more = bearer.silent, bearer.fixed, bearer.lasts > 0
+        return (*bearer[:2], bearer.expires < 1e9, *more)
 
 
 class ModelSide:

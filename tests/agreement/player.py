@@ -12,10 +12,9 @@ from celery_distlock import clock
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
 from tests.contract.grace import lengthen
-from tests.oracle.server import OracleServer
 
 from .model_side import ModelSide
-from .schedules import LEASE, MODELLED, Schedule, Step, Vocabulary, new_schedule
+from .schedules import LEASE, TIMES, Schedule, Step, new_schedule
 from .sides import TICK, StoreSide
 
 if TYPE_CHECKING:
@@ -47,10 +46,9 @@ class Player:
     """Two sides, by the names of their stores, that have one clock."""
 
     def __init__(self, names: tuple[str, str], url: str = "") -> None:
-        self._hears, self._is_beside_old = "server" not in names, "old" in names
-        self._with_model = "model" in names
-        vocabulary = MODELLED if self._with_model else Vocabulary(is_steady="old" in names)
-        self.vocabulary = vocabulary._replace(time="server" not in names)
+        self._hears, self._with_model = "server" not in names, "model" in names
+        most = 3600.0 if self._with_model else TIMES[-1]  # the model forgets no end
+        self._times = tuple(each for each in TIMES if each <= most) if self._hears else ()
         self._now = START
         self._number = 0
         self.stores = [self._open(name, url) for name in names]
@@ -60,10 +58,7 @@ class Player:
             return None
         if name == "server":
             return RedisStore(url, f"agreement-{uuid4().hex}")
-        store = MemoryStore("memory://", "agreement")
-        if name == "old":
-            store._servers.server = OracleServer()
-        return store
+        return MemoryStore("memory://", "agreement")
 
     @contextmanager
     def running(self) -> Iterator[Player]:
@@ -84,8 +79,6 @@ class Player:
         """Return where the sides differ; None: they do not."""
         self._number += 1
         self._now = START
-        if self._is_beside_old:
-            schedule = _without_long_rests(schedule)
         sides = [self._side(store) for store in self.stores]
         try:
             for at, step in enumerate(schedule):
@@ -103,14 +96,7 @@ class Player:
             return ModelSide(hears=self._hears)
         if isinstance(store, MemoryStore):
             store._servers.server.keys._keys.clear()
-        hears, old = self._hears, self._is_beside_old
-        return StoreSide(
-            store,
-            self._number,
-            hears=hears,
-            is_beside_old=old,
-            with_model=self._with_model,
-        )
+        return StoreSide(store, self._number, hears=self._hears, with_model=self._with_model)
 
     def check(self, seed: str) -> None:
         """
@@ -119,7 +105,7 @@ class Player:
         Raises:
             DifferenceError: The sides differ.
         """
-        schedule = new_schedule(seed, self.vocabulary)
+        schedule = new_schedule(seed, self._times)
         found = self.play(schedule)
         if found is not None:
             schedule, found = self._shrunk(schedule[: found.at + 1], found)
@@ -143,13 +129,6 @@ class Player:
                     at += size
             size //= 2
         return schedule, found
-
-
-def _without_long_rests(schedule: Schedule) -> Schedule:
-    """Leave out what outlives a lease: in the old scripts a rest makes the holder's longer."""
-    if all(step.verb != "rest" for step in schedule):
-        return schedule
-    return tuple(step for step in schedule if step.verb != "time" or step.facts[0] < LEASE / 2)
 
 
 def play_many(

@@ -13,7 +13,7 @@ from celery_distlock.stores.values import ALONE, Completion, Limit, Want
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["IDENTITY", "LEASE", "MODELLED", "Schedule", "Step", "Vocabulary", "new_schedule"]
+__all__ = ["IDENTITY", "LEASE", "TIMES", "Schedule", "Step", "new_schedule"]
 
 LEASE = 600.0  # seconds
 KEYS = "aaab"
@@ -25,8 +25,14 @@ RATED_WANTS = (
     *(Want(1, 0, (TWO,)), Want(1, 3, (FIVE,)), Want(1, 1, (TWO, FIVE)), Want(2, 3, (FIVE,), 2)),
     *(Want(1, 0, (Rate(3, per=LEASE),)), Want(1, 2, (Rate(3, per=LEASE),))),
 )
+RATES = ((), (), (TWO,), (FIVE, TWO))  # of an operator
 TIMES = (0.5, 1.5, 3.0, 6.0, LEASE / 2, LEASE + 1.0, 4000.0)
 STEPS = 16
+VERBS = (  # with how often each is used
+    *(("acquire", 8), ("park", 10), ("line", 4), ("wait", 8), ("send", 8), ("both", 3)),
+    *(("claim", 9), ("release", 15), ("again", 3), ("renew", 2), ("change", 4), ("rest", 2)),
+    *(("limit", 4), ("woken", 6), ("cancel", 2), ("time", 6), ("sweep", 4), ("look", 7)),
+)
 
 
 class Step(NamedTuple):
@@ -42,55 +48,14 @@ class Step(NamedTuple):
 Schedule = tuple[Step, ...]
 
 
-class Vocabulary(NamedTuple):
-    """
-    What may be in a schedule.
-
-    Attributes:
-        time: Whether time passes; a real server's does not.
-        is_steady: Whether a run wants the same each time, as a task does whose declaration stays.
-        times: The seconds that pass.
-        ends: What a release may say of the end of its run.
-        wants: What may be wanted of a key.
-        rates: What an operator may say.
-        verbs: With how often each is used.
-    """
-
-    time: bool = True
-    is_steady: bool = False
-    times: tuple[float, ...] = TIMES
-    ends: tuple[Completion, ...] = tuple(Completion)
-    wants: tuple[Want, ...] = PLAIN_WANTS + RATED_WANTS
-    rates: tuple[tuple[Rate, ...], ...] = ((), (), (TWO,), (FIVE, TWO))
-    verbs: tuple[tuple[str, int], ...] = (
-        *(("acquire", 8), ("park", 10), ("line", 4), ("wait", 7), ("send", 8), ("both", 3)),
-        *(("claim", 8), ("release", 14), ("again", 3), ("renew", 2), ("change", 4)),
-        *(("rest", 2), ("limit", 4)),
-        *(("woken", 6), ("cancel", 2), ("time", 6), ("sweep", 4), ("look", 6)),
-    )
-
-
-MODELLED = Vocabulary(
-    is_steady=True,
-    times=(0.5, 1.5, 3.0, 6.0, LEASE / 2, LEASE + 1.0),  # ends are remembered for an hour
-    verbs=(
-        *(("acquire", 8), ("park", 10), ("line", 4), ("wait", 8), ("send", 8), ("both", 3)),
-        *(("claim", 9), ("release", 16), ("again", 3), ("renew", 2), ("change", 4), ("rest", 2)),
-        *(("limit", 4), ("woken", 6), ("cancel", 2), ("time", 6), ("sweep", 4), ("look", 8)),
-    ),
-)
-
-
 class _Draw:
     """What is drawn for one schedule: few wants, so that requests meet."""
 
-    def __init__(self, chance: random.Random, vocabulary: Vocabulary) -> None:
+    def __init__(self, chance: random.Random, times: tuple[float, ...]) -> None:
         self.chance = chance
-        self.vocabulary = vocabulary
-        self.wants = chance.choices(vocabulary.wants, k=chance.randint(1, 3))
+        self.times = times
+        self.wants = chance.choices(PLAIN_WANTS + RATED_WANTS, k=chance.randint(1, 3))
         self.owners: list[str] = []
-        self.of_runs: dict[str, Want] = {}
-        self.runs: dict[str, str] = {}  # by owner
 
     def key(self) -> str:
         return self.chance.choice(KEYS)
@@ -106,10 +71,7 @@ class _Draw:
 
     def asks(self, or_none: float = 0.0) -> tuple[str, Want]:
         """Draw a run, and what it wants."""
-        run, want = self.run(or_none), self.want()
-        if run and self.vocabulary.is_steady:
-            want = self.of_runs.setdefault(run, want)
-        return run, want
+        return self.run(or_none), self.want()
 
     def owner(self) -> str:
         self.owners.append(f"o{len(self.owners) + 1}")
@@ -121,9 +83,7 @@ class _Draw:
     def given_up(self) -> tuple[str, Completion, str]:
         """Draw an owner, what became of its run, and the run for which its key is kept."""
         owner, run = self.one(), self.run() if self.flag(0.15) else ""
-        if run and self.vocabulary.is_steady:
-            run = self.runs.get(owner, "")
-        ends = (Completion.NO, *self.vocabulary.ends)
+        ends = (Completion.NO, *Completion)
         return owner, self.chance.choice(ends), run
 
     def identity(self) -> Identity | None:
@@ -137,8 +97,11 @@ class _Draw:
 
     def limit(self) -> Limit | None:
         choice = self.chance.choice
-        rates = choice(self.vocabulary.rates)
-        return None if self.flag() else Limit(choice((None, 0, 1, 2, 3)), 0.0, "x", rates=rates)
+        return (
+            None
+            if self.flag()
+            else Limit(choice((None, 0, 1, 2, 3)), 0.0, "x", rates=choice(RATES))
+        )
 
 
 _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
@@ -165,21 +128,24 @@ _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
         d.flag(),
     ),
     "cancel": lambda d: (d.key(), d.run()),
-    "time": lambda d: (d.chance.choice(d.vocabulary.times),),
+    "time": lambda d: (d.chance.choice(d.times),),
     "sweep": lambda d: (d.key(),),
     "look": lambda d: (d.key(),),
 }
-_BY_OWNERS = ("acquire", "park", "wait", "claim")
 _OF_OWNERS = ("release", "again", "renew", "change", "rest")
 
 
-def new_schedule(seed: str, vocabulary: Vocabulary) -> Schedule:
-    """Return the schedule of a *seed*; some requests are repeated, as if an answer was lost."""
-    draw = _Draw(random.Random(seed), vocabulary)
-    names = [
-        name for name, _ in vocabulary.verbs if vocabulary.time or name not in ("time", "sweep")
-    ]
-    weights = [weight for name, weight in vocabulary.verbs if name in names]
+def new_schedule(seed: str, times: tuple[float, ...]) -> Schedule:
+    """
+    Return the schedule of a *seed*; some requests are repeated, as if an answer was lost.
+
+    Args:
+        seed: Any text.
+        times: The seconds that may pass; none where time passes by itself.
+    """
+    draw = _Draw(random.Random(seed), times)
+    verbs = [each for each in VERBS if times or each[0] not in ("time", "sweep")]
+    names, weights = zip(*verbs, strict=True)
     steps: list[Step] = []
     while len(steps) < STEPS:
         if steps and draw.flag(0.06):
@@ -187,7 +153,5 @@ def new_schedule(seed: str, vocabulary: Vocabulary) -> Schedule:
             continue
         (verb,) = draw.chance.choices(names, weights)
         if draw.owners or verb not in _OF_OWNERS:
-            steps.append(Step(verb, facts := _FACTS[verb](draw)))
-            if verb in _BY_OWNERS:
-                draw.runs[facts[1]] = facts[2]
+            steps.append(Step(verb, _FACTS[verb](draw)))
     return (*steps, Step("look", ("a",)), Step("look", ("b",)))

@@ -9,7 +9,6 @@ from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.values import (
     ALONE,
-    Completion,
     KeyState,
     Ownership,
     ParkRequest,
@@ -40,7 +39,6 @@ class StoreSide:
         store: The store.
         number: Of the schedule, whose keys no other one has.
         hears: Whether the calls of waiters are compared, which a server makes a moment later.
-        is_beside_old: Whether it is compared with the old scripts.
         with_model: Whether it is compared with the model, which does not know when time alone
             opens a key.
     """
@@ -51,16 +49,12 @@ class StoreSide:
         number: int,
         *,
         hears: bool = True,
-        is_beside_old: bool = False,
         with_model: bool = False,
     ) -> None:
         self._store: Any = store
         self._number = number
         self._hears = hears
-        self._is_beside_old = is_beside_old
         self._with_model = with_model
-        self._acted: set[str] = set()  # keys that rested or were limited
-        self._unsettled: set[str] = set()  # runs
         self._requests: dict[str, AcquireRequest] = {}  # by owner
         self._wants: dict[tuple[str, str], Want] = {}  # of runs
         self._inboxes: dict[str, Any] = {}
@@ -69,37 +63,7 @@ class StoreSide:
 
     def play(self, step: Step) -> Any:
         """Ask for what *step* says; return what callers see of the answer."""
-        if self._is_beside_old and self._is_left_out(step):
-            return None
         return getattr(self, f"_{step.verb}")(*step.facts)
-
-    def _is_left_out(self, step: Step) -> bool:
-        """
-        Say whether the old scripts answer otherwise, and not by mistake.
-
-        A woken run that comes to a key that rests, or that was limited since, steps back now; and a
-        run that is sent again while its result is stored, or was reserved meanwhile, runs. One that
-        only the store has, and that was given up, is found sooner. Several keys are taken at once
-        though another run is in flight.
-        """
-        keys, runs = {"a", "b"} & {*step.facts[:1]}, {*step.facts[1:4]} if step.facts else set()
-        if step.verb == "both":
-            return bool(self._wakes or self._wants)
-        if step.verb in ("again", "rest", "release") and step.facts[0] in self._requests:
-            request = self._requests[step.facts[0]]
-            keys, runs = {request.key[0]}, {request.run}
-        if step.verb in ("rest", "limit"):
-            self._acted |= keys
-        elif step.verb == "release" and step.facts[1] is Completion.UNSETTLED:
-            self._unsettled |= runs
-        elif step.verb == "release" and step.facts[1] is Completion.NO:
-            return step.facts[0] in self._requests and self._requests[step.facts[0]].retain
-        elif not runs.isdisjoint(self._unsettled):
-            return step.verb in ("send", "claim", "acquire", "park", "wait", "again", "both")
-        is_claim = step.verb in ("acquire", "park", "line", "wait", "claim", "both", "again")
-        return is_claim and any(
-            (key, run) in self._wakes for key in keys & self._acted for run in runs
-        )
 
     def close(self) -> None:
         """Close the inboxes."""
@@ -256,8 +220,7 @@ class StoreSide:
         return (gone.released, self._noted(gone.wake))
 
     def _sweep(self, key: str) -> Any:
-        found = [self._noted(each) for each in self._store.parking.wake_next(self._name(key))]
-        return sorted(found) if self._is_beside_old else found
+        return [self._noted(each) for each in self._store.parking.wake_next(self._name(key))]
 
     def _time(self, _: float) -> None:
         """It passes for all sides at once."""
@@ -277,9 +240,7 @@ class StoreSide:
         bearer = bearer and (*bearer[:2], bearer.expires < 1e9, *bearer[3:5], bearer.lasts > 0)
         waiters = _in_line(self._store.waiters(name))
         state = self._store.inspect(name)
-        if self._with_model or (
-            self._is_beside_old and state.starts
-        ):  # they see what lapsed reservations free
+        if self._with_model:
             state = state._replace(opens=None)
         return (_state(state), waiters, bearer, sorted(called))
 

@@ -12,7 +12,6 @@ from .player import DifferenceError, Player, play_many
 from .schedules import Step
 
 SIDES = {
-    ("memory", "old"): 600,
     ("memory", "server"): 600,
     ("memory", "model"): 600,
     ("server", "model"): 300,
@@ -90,7 +89,7 @@ def test_the_sides_agree(names, redis_url):
 
 @pytest.mark.parametrize("what", FOUND)
 def test_what_was_found_stays_mended(what):
-    with Player(("memory", "old")).running() as player:
+    with Player(("memory", "model")).running() as player:
         assert player.play(FOUND[what]) is None
 
 
