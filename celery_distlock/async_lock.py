@@ -26,7 +26,7 @@ from .engine.upgrading import conflict, wants_upgrade
 from .errors import ConfigurationError, LockLostError, LockNotOwnedError
 from .key import UNSAID, Key
 from .naming import shown
-from .process.greenlets import greenlets_library
+from .process.threads import greenlets_library
 from .rate import RateLike
 from .settings import closest
 from .stores import Store

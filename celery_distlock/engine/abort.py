@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from celery_distlock.errors import LockLostError
 from celery_distlock.naming import shown
-from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
+from celery_distlock.process.threads import eventlet_patched, gevent_patched
 
 from .hold import Hold, HoldState
 from .loops import Main, frame_of, task_beside, wake_loop

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 from celery_distlock.process.forks import ForkStage, PerProcess, begin_anew
-from celery_distlock.process.greenlets import greenlets_library
-from celery_distlock.process.per_thread import PerThread
+from celery_distlock.process.threads import PerThread, greenlets_library
 
 from .hold import Hold
 

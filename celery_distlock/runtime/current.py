@@ -8,7 +8,7 @@ from celery import Task as _Task
 
 from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.lease import Lease
-from celery_distlock.process.per_thread import PerThread
+from celery_distlock.process.threads import PerThread
 
 __all__ = ["Task", "UnderWay", "Unlocked", "here", "lease_of"]
 

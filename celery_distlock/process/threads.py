@@ -1,8 +1,11 @@
-"""Values per thread, or per greenlet where gevent or eventlet has patched threads."""
+"""What a thread is: values per thread, and whether gevent or eventlet has patched threads."""
 
+import sys
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+__all__ = ["PerThread", "eventlet_patched", "gevent_patched", "greenlets_library"]
 
 T = TypeVar("T")
 
@@ -34,3 +37,20 @@ class PerThread(Generic[T]):
     def forget(self) -> None:
         """Forget the values of all threads."""
         self._made = {}
+
+
+def gevent_patched() -> bool:
+    """Whether this process's threads are gevent's greenlets."""
+    monkey: Any = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def eventlet_patched() -> bool:
+    """Whether this process's threads are eventlet's greenlets."""
+    patcher: Any = sys.modules.get("eventlet.patcher")
+    return patcher is not None and bool(patcher.is_monkey_patched("thread"))
+
+
+def greenlets_library() -> str:
+    """Return the name of the library that has patched threads, or an empty string."""
+    return "gevent" if gevent_patched() else "eventlet" if eventlet_patched() else ""
