@@ -16,9 +16,8 @@ from .runtime import call_rules, sending
 from .runtime.app import Runtime
 from .runtime.current import Unlocked, lease_of
 from .runtime.execution import Execution, note_call
-from .runtime.lock_header import HEADER, without_ours
+from .runtime.message_facts import HEADER, receive_of_call, receive_of_request, without_ours
 from .runtime.plans import UNSET, take_call_options
-from .runtime.received import receive_of_call, receive_of_request
 from .runtime.repairs import at_former_key, drop_reservations
 from .runtime.requeueing import Postponed
 from .worker import install

@@ -22,7 +22,7 @@ from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import PARKED, shown
 from celery_distlock.rate import RateLike, rates_in
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader, without_ours
+from celery_distlock.runtime.message_facts import LockHeader, without_ours
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import (

@@ -32,11 +32,10 @@ from celery_distlock.stores.queue_store import AwaitedError
 from celery_distlock.stores.values import WokenTask
 
 from .location import StoreLocation, derive_store_location, mask_urls
-from .lock_header import LockHeader
+from .message_facts import LockHeader, Received
 from .messages import MalformedError, destination_of
 from .plans import OPTIONS, UNSET, Plan, hint_for, make_plan
 from .publishing import Published, publish
-from .received import Received
 from .relay import Relay
 from .routing import Backlog, queue_names
 from .trust import Reason, RefusedError, Trust

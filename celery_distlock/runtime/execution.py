@@ -36,10 +36,9 @@ from .app import Runtime
 from .conflicts import fail, note_hold_time
 from .current import Task, here
 from .invocation import Invocation
-from .lock_header import execution_id
+from .message_facts import execution_id, receive_of_call
 from .messages import seconds_until
 from .plans import Plan
-from .received import receive_of_call
 from .requeueing import Requeueing
 from .task_function import is_pending
 

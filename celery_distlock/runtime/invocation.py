@@ -14,10 +14,9 @@ from celery_distlock.stores.values import OwnChannel, Reply
 
 from .app import Runtime
 from .current import Task
-from .lock_header import LockHeader
+from .message_facts import LockHeader, Received, receive_of_request
 from .messages import seal
 from .plans import Plan
-from .received import Received, receive_of_request
 from .reporting import Report, TaskStates
 
 __all__ = ["Invocation"]

@@ -23,8 +23,7 @@ from kombu.serialization import loads as deserialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
-from .lock_header import ADDRESSEE, HEADER, LockHeader
-from .received import PROPERTY, Received
+from .message_facts import ADDRESSEE, HEADER, PROPERTY, LockHeader, Received
 
 __all__ = [
     "Content",

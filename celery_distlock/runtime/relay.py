@@ -25,7 +25,7 @@ from celery_distlock.naming import shown
 from celery_distlock.stores import QueueStore, Store
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
-from .lock_header import LockHeader
+from .message_facts import LockHeader
 from .routing import queue_names
 
 __all__ = ["Relay", "by_room"]

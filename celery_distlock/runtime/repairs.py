@@ -30,9 +30,8 @@ from celery_distlock.stores.values import Completion
 from .app import Runtime
 from .current import Task, here
 from .execution import Execution
-from .lock_header import execution_id
+from .message_facts import Received, execution_id, receive_of_request
 from .plans import Plan
-from .received import Received, receive_of_request
 from .reporting import Report
 from .requeueing import drop, drop_at
 

@@ -32,7 +32,7 @@ from celery_distlock.stores.values import (
 )
 
 from .invocation import Invocation
-from .lock_header import LockHeader
+from .message_facts import LockHeader
 from .messages import addressed, arguments_that_came, seal, with_eta
 from .publishing import broker_reason, is_refusal, publish
 

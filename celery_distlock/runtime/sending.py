@@ -24,9 +24,9 @@ from celery_distlock.unique import CallRule
 from .app import Runtime
 from .call_rules import OBLIGING, send_once, terms_of
 from .current import Task
+from .message_facts import receive_of_call
 from .messages import seconds_left
 from .plans import UNSET, Plan, take_call_options
-from .received import receive_of_call
 from .store_producer import Call, StoreProducer
 
 __all__ = ["apply_async"]

@@ -20,7 +20,7 @@ from celery_distlock.unique import Throttle
 
 from .app import Runtime
 from .current import Task
-from .lock_header import HEADER, LockHeader, execution_id
+from .message_facts import HEADER, LockHeader, execution_id
 from .messages import Content, destination_of, seal_call, when, without_deaths
 from .plans import Plan
 from .publishing import broker_errors, broker_reason

@@ -36,7 +36,7 @@ from kombu.utils.json import loads
 from celery_distlock.keys import key_of
 from celery_distlock.stores.values import WokenTask
 
-from .lock_header import LockHeader
+from .message_facts import LockHeader
 from .messages import accepted_content
 from .routing import queues_at
 

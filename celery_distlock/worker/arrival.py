@@ -14,10 +14,9 @@ from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.message_facts import PLAIN_CONTENT, LockHeader
 from celery_distlock.runtime.messages import seconds_until
 from celery_distlock.runtime.plans import Plan
-from celery_distlock.runtime.received import PLAIN_CONTENT
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.identities import is_own
 from celery_distlock.stores.values import KeyState, Want

@@ -24,8 +24,8 @@ from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.background import Background
 from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.message_facts import Received
 from celery_distlock.runtime.messages import to_message
-from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.trust import RefusedError
 from celery_distlock.stores import QueueStore
 from celery_distlock.stores.channels import DeliveryChannel

@@ -16,9 +16,8 @@ from celery_distlock.naming import shown
 from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader, execution_id, without_ours
+from celery_distlock.runtime.message_facts import LockHeader, Received, execution_id, without_ours
 from celery_distlock.runtime.messages import seal_message
-from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import PARKED, Report, is_aborted
 from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.stores import QueueStore, StandRequest, Store

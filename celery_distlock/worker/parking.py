@@ -32,7 +32,7 @@ from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.received import Received
+from celery_distlock.runtime.message_facts import Received
 from celery_distlock.stores.values import Want
 
 from .arrival import PATIENCE, Arrival, ArrivalTimes, can_park

@@ -14,9 +14,15 @@ from celery_distlock import clock
 from celery_distlock.errors import LockKeyError
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import HEADER, LockHeader, execution_id, without_ours
+from celery_distlock.runtime.message_facts import (
+    HEADER,
+    PLAIN_CONTENT,
+    LockHeader,
+    Received,
+    execution_id,
+    without_ours,
+)
 from celery_distlock.runtime.messages import destination_of, seconds_until
-from celery_distlock.runtime.received import PLAIN_CONTENT, Received
 from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.runtime.routing import copied_queue, exchange_type, queue_names
 from celery_distlock.stores.values import WokenTask

@@ -22,8 +22,7 @@ from celery.worker import state
 
 from celery_distlock import clock
 from celery_distlock.key import Key
-from celery_distlock.runtime.lock_header import execution_id
-from celery_distlock.runtime.received import Received, Taken
+from celery_distlock.runtime.message_facts import Received, Taken, execution_id
 
 from .arrival import Arrival, Delivery, Receiver, keys_of, look_at, wants_of
 from .in_flight import free_slots, has_room, in_flight

@@ -18,7 +18,7 @@ from celery.worker.strategy import default
 from celery_distlock.engine.wants import want_of
 from celery_distlock.policies import Fail, Requeue, Skip
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader, addressee_of
+from celery_distlock.runtime.message_facts import LockHeader, addressee_of
 from celery_distlock.runtime.plans import Plan
 from celery_distlock.runtime.routing import taken_queues
 from celery_distlock.stores import Ability

@@ -9,7 +9,7 @@ from celery import signals
 from kombu import Exchange, Queue
 
 from celery_distlock import LockedTask, install, policies
-from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.message_facts import LockHeader
 from tests.apps import make_app
 from tests.apps.journal import Journal
 

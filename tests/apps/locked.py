@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from celery_distlock import Key, Lock, LockedTask, install, policies, signals
 from celery_distlock.engine.abort import LEAVES_MUTEXES
 from celery_distlock.errors import LockConflictError, LockLostError
-from celery_distlock.runtime.received import Received
+from celery_distlock.runtime.message_facts import Received
 from celery_distlock.unique import Debounce, Throttle, Unique
 from tests.apps import make_app
 from tests.apps.journal import Journal

@@ -15,7 +15,7 @@ from celery import Celery
 from celery_distlock import stores
 from celery_distlock.process import forks
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.message_facts import LockHeader
 from celery_distlock.runtime.messages import seal_message
 from celery_distlock.runtime.publishing import publish
 from celery_distlock.stores.memory import MemoryStore

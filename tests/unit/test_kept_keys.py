@@ -11,7 +11,7 @@ from celery.exceptions import Retry
 
 from celery_distlock.keys import KeyRule
 from celery_distlock.runtime.execution import Body
-from celery_distlock.runtime.lock_header import execution_id
+from celery_distlock.runtime.message_facts import execution_id
 
 
 class Unreadable:

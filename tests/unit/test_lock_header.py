@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from celery.app.task import Context
 
-from celery_distlock.runtime.lock_header import (
+from celery_distlock.runtime.message_facts import (
     ADDRESSEE,
     HEADER,
     LockHeader,
+    Received,
     addressee_of,
     execution_id,
 )
-from celery_distlock.runtime.received import Received
 
 MESSAGE: dict[str, Any] = {"id": "a", "retries": 1}
 WAY = LockHeader(woken=True, run="a:1:2:0", parked_at="k", requeues=2, attempts=3)

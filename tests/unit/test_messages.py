@@ -18,10 +18,9 @@ from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
 from celery_distlock.runtime import messages, requeueing, routing
-from celery_distlock.runtime.lock_header import HEADER, LockHeader, execution_id
+from celery_distlock.runtime.message_facts import HEADER, LockHeader, Received, execution_id
 from celery_distlock.runtime.messages import seal
 from celery_distlock.runtime.publishing import broker_reason, publish
-from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.requeueing import Requeueing
 from celery_distlock.stores.memory import MemoryStore

@@ -15,7 +15,7 @@ from kombu.serialization import dumps, loads
 from celery_distlock import Key, Lock, LockedTask
 from celery_distlock.errors import LockKeyError
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.received import Received, receive_of_request
+from celery_distlock.runtime.message_facts import Received, receive_of_request
 from celery_distlock.unique import Throttle
 from tests.argument_values import VALUES, Point, State
 from tests.fidelity import SERIALIZERS

@@ -11,8 +11,7 @@ import pytest
 from kombu.message import Message
 
 from celery_distlock import Key, clock
-from celery_distlock.runtime.lock_header import LockHeader
-from celery_distlock.runtime.received import Received
+from celery_distlock.runtime.message_facts import LockHeader, Received
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import Want

@@ -15,7 +15,7 @@ from kombu import Exchange, Queue, binding
 
 from celery_distlock import LockedTask
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import HEADER, LockHeader
+from celery_distlock.runtime.message_facts import HEADER, LockHeader
 from celery_distlock.runtime.trust import Reason, RefusedError, is_signed, is_signed_with, sign
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, queue_store
 from celery_distlock.stores.base import Complaints

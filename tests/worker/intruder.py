@@ -11,7 +11,7 @@ import redis
 
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import HEADER, LockHeader
+from celery_distlock.runtime.message_facts import HEADER, LockHeader
 from celery_distlock.stores.identities import task_id_of
 from tests import parked_runs
 from tests.waiting import wait_until

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_distlock.keys import slot_name
-from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.message_facts import LockHeader
 from tests import parked_runs, processes
 from tests.waiting import wait_until
 from tests.worker.conftest import staffed

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from kombu.message import Message
 
-from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.message_facts import LockHeader
 from celery_distlock.runtime.messages import seal_message, to_message
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.redis.store import RedisStore
