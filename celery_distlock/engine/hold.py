@@ -16,12 +16,12 @@ lease from the moment *before* the request was sent, and for slightly less than 
 import enum
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from celery_distlock import clock
-from celery_distlock.errors import LockLostError, StoreError
+from celery_distlock.errors import ConfigurationError, LockLostError, StoreError
 from celery_distlock.key import MAX_REST, Key
 from celery_distlock.naming import RESTING, shown
 from celery_distlock.process.forks import ForkStage, PerProcess
@@ -30,6 +30,7 @@ from celery_distlock.stores.base import Store
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import (
+    ALONE,
     Ability,
     Completion,
     OwnChannel,
@@ -40,9 +41,17 @@ from celery_distlock.stores.values import (
     Want,
 )
 
-from .wants import want_of
-
-__all__ = ["GLANCE", "GONE", "Hold", "HoldState", "Keeper", "Terms", "believed"]
+__all__ = [
+    "GLANCE",
+    "GONE",
+    "Hold",
+    "HoldState",
+    "Keeper",
+    "Terms",
+    "believed",
+    "ensure_able",
+    "want_of",
+]
 
 # Redlock's allowance for two clocks of different speed (redis.io, "Distributed locks").
 DRIFT_SHARE = 0.01
@@ -557,3 +566,29 @@ class Hold:
 def believed(lease: float) -> float:
     """Return how long to rely on a lease of *lease* seconds, from before its request."""
     return lease - lease * DRIFT_SHARE - DRIFT_SECONDS
+
+
+def want_of(key: Key) -> Want:
+    """Return the amount of *key* that is asked for."""
+    if key.alone and not key.rate:
+        return ALONE
+    capacity = 0 if key.shared or key.capacity is None else key.capacity
+    return Want(key.weight, capacity, key.rates, key.cost)
+
+
+def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:
+    """
+    Raise :exc:`ConfigurationError` if *store* cannot do what one of *keys* needs.
+
+    Args:
+        store: The store.
+        keys: What is asked for.
+        where: The name of the caller, for the message.
+    """
+    for key in keys:
+        want = want_of(key)
+        needed = None if want is ALONE else want.needs
+        if needed is not None and needed not in store.abilities:
+            raise ConfigurationError(
+                f"{where}: {key!r} needs a store that can {needed.value}; {store.address} cannot"
+            )

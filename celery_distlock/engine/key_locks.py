@@ -14,11 +14,11 @@ from celery_distlock.stores.values import ALONE, Reply
 from celery_distlock.templates import has_address, unfilled_in
 
 from .acquisition import defaults
-from .hold import Hold, Terms
+from .hold import Hold, Terms, ensure_able, want_of
 from .lease import Lease
 from .owners import AnyTask, Holds, held_by, held_here, hold_around, hold_here, turns_of
 from .task_holds import TaskHold
-from .wants import ensure_able, want_of
+from .upgrading import conflict
 from .watchdog import watchdog
 
 

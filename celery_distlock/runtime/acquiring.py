@@ -6,12 +6,11 @@ from celery.exceptions import Ignore
 
 from celery_distlock import policies
 from celery_distlock.engine.acquisition import acquire, acquire_all, release_by
-from celery_distlock.engine.hold import Hold
+from celery_distlock.engine.hold import Hold, want_of
 from celery_distlock.engine.lease import Lease
 from celery_distlock.engine.owners import hold_here, owner_here
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.upgrading import conflict, upgrade, wants_upgrade
-from celery_distlock.engine.wants import want_of
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name

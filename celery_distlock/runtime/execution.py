@@ -20,9 +20,9 @@ from kombu.serialization import dumps, loads
 from celery_distlock import clock, policies
 from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.acquisition import release
+from celery_distlock.engine.hold import ensure_able
 from celery_distlock.engine.lease import Lease, PostponeRequest
 from celery_distlock.engine.upgrading import leave
-from celery_distlock.engine.wants import ensure_able
 from celery_distlock.errors import LockConflictError, LockLostError, StoreError
 from celery_distlock.key import Key
 from celery_distlock.policies import Decision

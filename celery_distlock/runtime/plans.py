@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from celery_distlock.engine.hold import Terms
-from celery_distlock.engine.wants import want_of
+from celery_distlock.engine.hold import Terms, want_of
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, Receive, slot_name

@@ -19,13 +19,12 @@ from celery.signals import task_postrun
 
 from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.pending_releases import release_later
-from celery_distlock.engine.wants import key_wanting
 from celery_distlock.errors import ConfigurationError, StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.policies import Requeue
 from celery_distlock.stores import Ability, QueueStore, Store
-from celery_distlock.stores.values import Completion
+from celery_distlock.stores.values import Completion, Want
 
 from .app import Runtime
 from .current import Task, here
@@ -35,7 +34,7 @@ from .plans import Plan
 from .reporting import Report
 from .requeueing import drop, drop_at
 
-__all__ = ["at_former_key", "drop_reservations"]
+__all__ = ["at_former_key", "drop_reservations", "key_wanting"]
 
 # Final states of a task; any other state comes from a process that is ending, and proves nothing.
 _ENDS = frozenset(
@@ -74,6 +73,13 @@ def _key_as_parked(store: Store, name: str, run: str) -> Key:
         return Key(text) if parked is None else key_wanting(text, parked.want)
     except (StoreError, ConfigurationError):
         return Key(text)
+
+
+def key_wanting(text: str, want: Want) -> Key:
+    """Return the key *text* with the capacity, weight, rates and cost of *want*."""
+    weight = want.units if want.capacity > 1 else 1
+    capacity, cost = want.capacity or None, want.cost if want.rates else 1
+    return Key(text, capacity=capacity, weight=weight, rate=want.rates or None, cost=cost)
 
 
 def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_distlock.engine.wants import ensure_able
+from celery_distlock.engine.hold import ensure_able
 from celery_distlock.errors import ConfigurationError, LockKeyError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import Receive

@@ -10,7 +10,7 @@ from typing import Any, Self
 from kombu.serialization import dumps
 
 from celery_distlock import signals
-from celery_distlock.engine.wants import want_of
+from celery_distlock.engine.hold import want_of
 from celery_distlock.errors import ConfigurationError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from celery.worker import state
 
 from celery_distlock import clock
-from celery_distlock.engine.wants import want_of
+from celery_distlock.engine.hold import want_of
 from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, slot_name

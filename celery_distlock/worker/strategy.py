@@ -15,7 +15,7 @@ from typing import Any
 from celery.utils.imports import symbol_by_name
 from celery.worker.strategy import default
 
-from celery_distlock.engine.wants import want_of
+from celery_distlock.engine.hold import want_of
 from celery_distlock.policies import Fail, Requeue, Skip
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.message_facts import LockHeader, addressee_of

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from celery_distlock import AsyncLock, Key, Lock, Rate
-from celery_distlock.engine.wants import want_of
+from celery_distlock.engine.hold import want_of
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores.values import ALONE, Ability, Route, Want
 

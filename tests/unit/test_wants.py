@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock import Key
-from celery_distlock.engine.wants import key_wanting, want_of
+from celery_distlock.engine.hold import want_of
+from celery_distlock.runtime.repairs import key_wanting
 
 
 @pytest.mark.parametrize(
