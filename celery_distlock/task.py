@@ -14,8 +14,8 @@ from .errors import ConfigurationError, LockKeyError
 from .key import Key
 from .runtime import call_rules, sending
 from .runtime.app import Runtime
-from .runtime.current import Unlocked, lease_of
-from .runtime.execution import Execution, note_call
+from .runtime.current import Unlocked, here, is_in_before_start, lease_of
+from .runtime.execution import Execution
 from .runtime.message_facts import HEADER, receive_of_call, receive_of_request, without_ours
 from .runtime.plans import UNSET, take_call_options
 from .runtime.repairs import at_former_key, drop_reservations
@@ -200,7 +200,7 @@ class LockedTask(Sending):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock; the worker, ``apply()`` and direct calls all come here."""
-        nested = note_call(self)
+        nested = _note_call(self)
         runtime = Runtime.of(self.app)
         plan = runtime.plan_of(self)
         keys: tuple[Key, ...] = ()
@@ -226,6 +226,22 @@ class LockedTask(Sending):
         except Postponed as postponed:
             # Celery would copy and format its traceback, frame by frame, without any use for it.
             raise postponed.with_traceback(None) from None
+
+
+def _note_call(task: LockedTask) -> bool:
+    """
+    Note that the request of *task* came to where its lock is taken.
+
+    Returns:
+        Whether it is not the request's own call: there is none, a locked task runs here, or one of
+        the task's handlers (`before_start`, `on_success`, `after_return`) calls it.
+    """
+    request, running = task.request, here()
+    if request.called_directly or is_in_before_start(task):
+        return True
+    nested = running.in_a_body or request in running.called
+    running.called.add(request)
+    return nested
 
 
 def _leave_keys(sender: Any, **_: Any) -> None:

@@ -75,8 +75,8 @@ def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
 
 def hold_here(identity: str, key: str) -> Hold | None:
     """Return what this code has of a key, and may re-enter; or None."""
-    task = current_task()
-    hold = held_by(task).get((identity, key))
+    task, holds = owner_here()
+    hold = holds.get((identity, key))
     if hold is None and task is not None and (around := hold_around(identity, key)) is not None:
         return around if turns_of(around).may_take(task) else None
     return hold

@@ -1,48 +1,44 @@
 """Applies the policy of an invocation whose key is taken."""
 
-from collections.abc import Collection
 from typing import Any
 
 from celery.app.autoretry import add_autoretry_behaviour
 
 from celery_distlock import clock, policies
 from celery_distlock.errors import LockConflictError, StoreError
-from celery_distlock.key import Key
 from celery_distlock.policies import Conflict, Decision
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import Reply, Status
 
 from .current import Task
 from .invocation import Invocation
+from .requeueing import Requeueing
 
-__all__ = ["Conflicts", "fail", "note_hold_time"]
+__all__ = ["Conflicts"]
 
 SPREAD = 1.0  # seconds over which the retries of tasks that a rate refused are spread
 TURN_TIMEOUT = 1.0  # seconds that the store has to suggest a retry delay
 # For a retry whose message came before the attempt that sent it has ended.
 EARLY = policies.Retry(delay=0.2, max_delay=30.0, turns=False)
 # For a second delivery, where it cannot be parked until the first has ended.
-DEFERRED = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
-WEIGHT = 0.3  # of the newest hold in the average of a task
-MOST = 1000  # averages; a program has fewer tasks
-
-_hold_times: dict[str, float] = {}
+SET_ASIDE = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
 
 
 class Conflicts:
-    """Reports that a key is taken, and applies the policy of *invocation*."""
+    """Reports that a key is taken, and does what the policy of *invocation* says."""
 
-    def __init__(self, invocation: Invocation) -> None:
+    def __init__(self, invocation: Invocation, requeueing: Requeueing) -> None:
         self._invocation = invocation
         self._report = invocation.report
+        self._requeueing = requeueing
 
-    def found_on_arrival(self, keys: Collection[Key]) -> tuple[str, Reply] | None:
-        """Return the one of *keys* that was taken on arrival, for policies that decide by that."""
+    def found_on_arrival(self) -> tuple[str, Reply] | None:
+        """Return the key that was taken when the message arrived, if that counts."""
         received = self._invocation.received
         taken = received.taken if self._invocation.has_message else None
         if taken is None or taken.run == self._invocation.execution_id:
             return None
-        if taken.key not in [key.template for key in keys]:
+        if taken.key not in [key.template for key in self._invocation.keys]:
             return None
         return taken.key, Reply(
             Status.BUSY,
@@ -52,13 +48,39 @@ class Conflicts:
             remaining=taken.remaining,
         )
 
-    @property
-    def patience(self) -> float:
-        """Seconds to wait for a key before it counts as taken."""
-        policy, wait = self._invocation.plan.policy, self._invocation.plan.settings.wait
-        # Without a message nothing can be sent again: policies that would do so wait instead.
-        is_final = isinstance(policy, policies.Skip | policies.Fail | policies.Wait)
-        return policy.patience(wait) if self._invocation.has_message or is_final else wait
+    def follow(self, decision: Decision) -> Any:
+        """
+        Do what was decided, and return the task's result.
+
+        Raises:
+            Ignore: The task is sent again.
+        """
+        if isinstance(decision, policies.Answer):
+            self._forget_parked()
+            return decision.result
+        if isinstance(decision, policies.Resend):
+            return self._requeueing.resend(decision)
+        policy = self._invocation.plan.policy
+        raise TypeError(f"{policy!r} decided {decision!r}, which is no decision")
+
+    def note_failure(self, error: LockConflictError | StoreError) -> None:
+        """
+        Have the task fail by *error*, before its body: it is not sent again.
+
+        Raises:
+            Retry: ``autoretry_for`` names the error.
+            Exception: *error* itself, unless other code has called the task.
+        """
+        if isinstance(error, LockConflictError):
+            self._forget_parked()
+        if not self._invocation.nested:
+            _fail(self._invocation.task, error)
+
+    def _forget_parked(self) -> None:
+        # It was parked under another policy, as that of the code before a deploy.
+        if self._invocation.redelivered:
+            self._requeueing.leave_reservations(mark=True)
+            self._requeueing.drop_parked()
 
     def decide(self, key: str, reply: Reply) -> Decision:
         """
@@ -110,7 +132,7 @@ class Conflicts:
         """Return the delay that the store suggests, if the policy asks for that and it can."""
         if resend.within is None:
             return resend
-        usual, most = usual_hold_time(str(self._invocation.task.name)), resend.within[1]
+        usual, most = self._invocation.usual_hold_time, resend.within[1]
         try:
             turn = self._invocation.store.retry_delay(key, usual, resend.within, TURN_TIMEOUT)
         except StoreError:
@@ -120,20 +142,7 @@ class Conflicts:
         return policies.Resend(turn if turn <= most else most * clock.jitter(0.5, 1.0))
 
 
-def note_hold_time(task: str, seconds: float) -> None:
-    """Add the *seconds* for which *task* held its keys to its moving average."""
-    known = _hold_times.get(task)
-    if known is None and len(_hold_times) >= MOST:
-        _hold_times.clear()
-    _hold_times[task] = seconds if known is None else known + WEIGHT * (seconds - known)
-
-
-def usual_hold_time(task: str) -> float:
-    """Return the moving average of the seconds for which *task* holds its keys; 0: not known."""
-    return _hold_times.get(task, 0.0)
-
-
-def fail(task: Task, error: Exception) -> None:
+def _fail(task: Task, error: Exception) -> None:
     """
     Fail the execution of *task* with *error*, raised before its body.
 

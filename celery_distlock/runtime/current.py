@@ -1,16 +1,19 @@
 """Thread-local state of locked tasks: executions in progress, and holds not settled yet."""
 
+import sys
 from collections.abc import Callable
+from types import CellType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import WeakSet
 
 from celery import Task as _Task
+from celery.app import trace
 
 from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.lease import Lease
 from celery_distlock.process.threads import PerThread
 
-__all__ = ["Task", "UnderWay", "Unlocked", "here", "lease_of"]
+__all__ = ["Task", "UnderWay", "Unlocked", "here", "is_in_before_start", "lease_of"]
 
 if TYPE_CHECKING:
     Task: TypeAlias = _Task[Any, Any]
@@ -86,3 +89,30 @@ class Unlocked:
             return body()
         finally:
             running.unlocked = before
+
+
+def is_in_before_start(task: Task) -> bool:
+    """Whether the `before_start` of the task's request is under way here; Celery does not tell."""
+    handler: Any = type(task).before_start
+    if handler is Task.before_start:
+        return False
+    code = getattr(handler, "__code__", None)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals is not vars(trace):  # there the request begins
+        if frame.f_code is code and _runs(frame, handler):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _runs(frame: FrameType, function: Any) -> bool:
+    """Whether it is *function* whose code *frame* runs: a decorator's is also that of others."""
+    closed_over = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    return all(frame.f_locals.get(name) is _value(cell) for name, cell in closed_over)
+
+
+def _value(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none
+        return None

@@ -1,55 +1,58 @@
 """
-One execution of a locked task, from its keys to their release.
+One execution of a locked task: its keys are acquired, its body runs, its keys are released.
 
-In order: :mod:`.acquiring` acquires the keys, and asks :mod:`.conflicts` what to do when one is
-taken; `Body` runs the task and classifies its end; :mod:`.requeueing` parks the message or sends it
-again. They share an :mod:`.invocation`. Cleanup off the usual path is in :mod:`.repairs`.
+What is known about it is an :mod:`.invocation`. Off this path: :mod:`.contention` if a key is
+taken or there are several, where :mod:`.conflicts` asks the policy; :mod:`.requeueing` if it runs
+later; :mod:`.retries` if it keeps its keys; :mod:`.repairs` before and after.
 """
 
+import concurrent.futures
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from functools import cached_property
 from operator import attrgetter
-from types import CellType, FrameType
 from typing import Any
 
-from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry
-from kombu.serialization import dumps, loads
 
-from celery_distlock import clock, policies
+from celery_distlock import clock
 from celery_distlock.engine.abort import Guard
-from celery_distlock.engine.acquisition import release
+from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.hold import ensure_able
 from celery_distlock.engine.lease import Lease, PostponeRequest
 from celery_distlock.engine.upgrading import leave
-from celery_distlock.errors import LockConflictError, LockLostError, StoreError
+from celery_distlock.errors import (
+    LockConflictError,
+    LockLostError,
+    StoreError,
+    StoreUnavailableError,
+)
 from celery_distlock.key import Key
 from celery_distlock.policies import Decision
-from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores import Store
-from celery_distlock.stores.values import Completion, WokenTask
+from celery_distlock.stores.values import Completion, Status, WokenTask
 from celery_distlock.telemetry import events
 
-from .acquiring import KeyAcquisition
 from .app import Runtime
-from .conflicts import fail, note_hold_time
+from .conflicts import Conflicts
+from .contention import Contention
 from .current import Task, here
 from .invocation import Invocation
-from .message_facts import execution_id, receive_of_call
-from .messages import seconds_until
 from .plans import Plan
 from .requeueing import Requeueing
-from .task_function import is_pending
+from .retries import kept_for_retry
 
-__all__ = ["Body", "Execution", "note_call"]
+__all__ = ["Execution", "is_pending"]
+
+_PENDING = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)
 
 
 class Execution:
     """
     Runs *task* once, by :meth:`run`, under the lock of *keys*.
 
-    A *nested* call is one by other code, see :func:`note_call`.
+    A *nested* call is one by other code: it has no message of its own.
     """
 
     def __init__(
@@ -58,23 +61,18 @@ class Execution:
         ensure_able(store, keys, f"task {task.name}")
         self.task = task
         self._store = store
-        self._nested = nested
-        # The same order in all processes, so that no two wait for each other.
+        # The same order for all: no two wait for each other.
         in_order = tuple(sorted(keys, key=attrgetter("template")))
         self._invocation = invocation = Invocation(task, plan, store, in_order, nested=nested)
         if invocation.has_message:
             received = invocation.received
             events.set_source(task.app, received.events)
             Runtime.of(task.app).relay.own_address = received.delivery_address
-        self._requeueing = Requeueing(invocation, in_order)
-        self._keys = KeyAcquisition(invocation, in_order, self._requeueing)
-        self._body = Body(invocation, self._keys, self._requeueing)
-        self._around = sys.exc_info()[1]  # being handled already where the task is called
-
-    @property
-    def lease(self) -> Lease:
-        """The lease on the keys."""
-        return self._keys.lease
+        self._completion = Completion.NO  # whether it is over, as the store learns at the release
+        # By the keys that are kept for the next attempt: its execution id, and for how many seconds
+        self._keep_for: dict[str, tuple[str, float]] = {}
+        self._succeeded: bool | None = None  # whether the body has returned; None: it has not begun
+        self._around = sys.exc_info()[1]  # what is being handled anyway, where the task is called
 
     def run(self, body: Callable[[], Any]) -> Any:
         """
@@ -89,63 +87,129 @@ class Execution:
         here().stack.append(self)
         try:
             try:
-                decision = self._keys.take_all()
+                decision = self._acquire_keys()
             except (LockConflictError, StoreError) as error:
-                self._note_failure(error)
+                self._conflicts.note_failure(error)
                 raise
             if decision is not None:
-                return self._follow(decision)
+                return self._conflicts.follow(decision)
             began = clock.monotonic()
             try:
-                return self._body.run(body)
+                return self._run_body(body)
             finally:
-                note_hold_time(str(self.task.name), clock.monotonic() - began)
+                self._invocation.note_hold_time(clock.monotonic() - began)
         finally:
             self.release()
 
-    def _note_failure(self, error: LockConflictError | StoreError) -> None:
-        """Fail the task with *error*, and drop its parked message, if any, after a conflict."""
-        if isinstance(error, LockConflictError):
-            self._forget_parked()
-        if not self._nested:
-            fail(self.task, error)
+    def _acquire_keys(self) -> Decision | None:
+        """Acquire every key, or none; or return what the policy says of the first that is taken."""
+        invocation = self._invocation
+        if invocation.received.taken is not None or invocation.plan.unique is not None:
+            decision = self._contention.decide_at_once()
+            if decision is not None:
+                return decision
+        invocation.missing = [key for key in invocation.keys if not invocation.enter(key)]
+        if invocation.entered or len(invocation.missing) > 1:
+            decision = self._contention.take_together()
+            if decision is not None:
+                return decision
+        while invocation.missing:
+            decision = self._acquire(invocation.missing[0])
+            if decision is not None:
+                return decision
+        if invocation.is_shown_as_parked:
+            invocation.states.running()
+        return None
 
-    def _forget_parked(self) -> None:
-        # It was parked under another policy, such as that of the previous release.
-        if self._invocation.redelivered:
-            self._requeueing.leave_reservations(mark=True)
-            self._requeueing.drop_parked()
+    def _acquire(self, key: Key) -> Decision | None:
+        invocation, patience = self._invocation, self._invocation.patience
+        if patience and invocation.header.woken:
+            return self._contention.take_woken(key, patience)
+        hold = invocation.new_hold(key)
+        try:
+            reply = acquire(hold, timeout=patience)
+        except StoreUnavailableError as error:
+            self._requeueing.on_outage(error)  # it returns only to run the task unlocked
+        else:
+            if reply.status is not Status.GRANTED:
+                return self._contention.resolve(key, hold, reply)
+            invocation.keep(hold)
+        invocation.missing.remove(key)
+        return None
 
-    def _follow(self, decision: Decision) -> Any:
-        if isinstance(decision, policies.Answer):
-            self._forget_parked()
-            return decision.result
-        if isinstance(decision, policies.Resend):
-            return self._requeueing.resend(decision)
-        policy = self._invocation.plan.policy
-        raise TypeError(f"{policy!r} decided {decision!r}, which is no decision")
+    def _run_body(self, body: Callable[[], Any]) -> Any:
+        """
+        Run *body*, aborted if a key is lost; return its result.
+
+        Raises:
+            Exception: What the body raises, :exc:`LockLostError` above all.
+            Postponed: It has failed and is requeued.
+        """
+        invocation = self._invocation
+        sealed = None
+        if self._goes_back(lost=True):
+            sealed = self._requeueing.seal_for_failure(invocation.taken)
+        late = invocation.has_message and bool(self.task.acks_late)
+        may_come_again = invocation.redelivered or late
+        ended = Completion.YES_AND_MAY_COME_AGAIN if may_come_again else Completion.YES
+        with_result = Completion.UNSETTLED if late else ended
+        self._succeeded = False
+        try:
+            aborts = invocation.plan.settings.on_lost != "warn"
+            result = Guard(invocation.holds if aborts else ()).run(body)
+        except Retry as retry:
+            self._completion = ended
+            self._keep_for = kept_for_retry(invocation, retry)
+            raise
+        except PostponeRequest as asked:
+            self._completion = ended
+            self._requeueing.postpone(invocation.taken, asked.seconds)
+        except Reject as reject:
+            self._completion = Completion.NO if getattr(reject, "requeue", False) else ended
+            raise
+        except (Ignore, MemoryError) as error:
+            self._completion = ended if isinstance(error, Ignore) else Completion.NO
+            raise
+        except Exception as error:
+            self._completion = ended
+            lost = isinstance(error, LockLostError) and error.key in self.lease.keys
+            if sealed is not None and self._goes_back(lost=lost):
+                self._requeueing.requeue(sealed, invocation.taken, error)
+            # A run that lost its lock has not ended: a second delivery of it that waits may run.
+            self._completion = Completion.NO if lost else with_result
+            raise
+        self._completion = with_result
+        self._succeeded = True
+        if is_pending(result):
+            self._report_pending(result)
+        return result
+
+    def _goes_back(self, *, lost: bool) -> bool:
+        """Whether a task that has failed, or has *lost* its lock, is requeued."""
+        settings = self._invocation.plan.settings
+        return settings.on_failure == "requeue" or (lost and settings.on_lost == "requeue")
 
     def release(self) -> None:
         """Release every key, the last one first; may be called again if it was interrupted."""
-        body, entered = self._body, self._keys.entered
-        while entered:
-            hold = entered.pop()
+        invocation = self._invocation
+        while invocation.entered:
+            hold = invocation.entered.pop()
             hold.depth -= 1
             leave(hold)
         woken_tasks: list[WokenTask | None] = []
         with contextlib.ExitStack() as releases:
             releases.callback(self._dispatch, woken_tasks)  # not before the last one is released
-            for hold in self._keys.taken:
-                self._keys.owned.pop((self._store.identity, hold.key), None)
+            for hold in invocation.taken:
+                invocation.owned.pop((self._store.identity, hold.key), None)
                 releases.callback(
                     release,
                     hold,
-                    body.completion,
-                    body.keep_for.get(hold.key),
+                    self._completion,
+                    self._keep_for.get(hold.key),
                     woken_tasks.append,
-                    succeeded=body.succeeded,
+                    succeeded=self._succeeded,
                 )
-                if body.completion is Completion.UNSETTLED:
+                if self._completion is Completion.UNSETTLED:
                     here().unsettled.append((hold, self._around))
         if self in (stack := here().stack):
             stack.remove(self)
@@ -154,125 +218,36 @@ class Execution:
         for woken in filter(None, woken_tasks):
             self._store.dispatch(woken)
 
+    # Off the path
 
-def note_call(task: Task) -> bool:
-    """
-    Note that the request of *task* has reached `LockedTask.__call__`.
+    @cached_property
+    def _requeueing(self) -> Requeueing:
+        return Requeueing(self._invocation)
 
-    Returns:
-        Whether the call is nested, that is, not the request's own: there is no request, a locked
-        task runs in this thread, or one of the task's handlers (`before_start`, `on_success`,
-        `after_return`) makes the call.
-    """
-    request, running = task.request, here()
-    if request.called_directly or _is_in_before_start(task):
-        return True
-    nested = running.in_a_body or request in running.called
-    running.called.add(request)
-    return nested
+    @cached_property
+    def _conflicts(self) -> Conflicts:
+        return Conflicts(self._invocation, self._requeueing)
 
+    @cached_property
+    def _contention(self) -> Contention:
+        return Contention(self._invocation, self._conflicts, self._requeueing)
 
-def _is_in_before_start(task: Task) -> bool:
-    """Whether the task's `before_start` is running in this thread; Celery keeps no flag for it."""
-    handler: Any = type(task).before_start
-    if handler is Task.before_start:
-        return False
-    code = getattr(handler, "__code__", None)
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals is not vars(trace):  # the request begins there
-        if frame.f_code is code and _runs(frame, handler):
-            return True
-        frame = frame.f_back
-    return False
+    @property
+    def lease(self) -> Lease:
+        """What is held, as the task sees it."""
+        holds, why_not = self._invocation.holds, self._why_not_postpone
+        return Lease(holds, wanted=False, why_not_postpone=why_not)
 
-
-def _runs(frame: FrameType, function: Any) -> bool:
-    """Whether *frame* runs *function*, and not another closure of the same decorator."""
-    closed_over = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-    return all(frame.f_locals.get(name) is _value(cell) for name, cell in closed_over)
-
-
-def _value(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the cell is empty
-        return None
-
-
-class Body:
-    """
-    Runs the body once, by :meth:`run`, after the keys are acquired.
-
-    Attributes:
-        completion: Whether the execution is over; sent to the store with the release.
-        keep_for: For each key that is kept for the next attempt: that attempt's execution id, and
-            the time in seconds.
-        succeeded: Whether the body has returned; None: it has not begun.
-    """
-
-    def __init__(
-        self, invocation: Invocation, keys: KeyAcquisition, requeueing: Requeueing
-    ) -> None:
-        self._invocation = invocation
-        self._settings = invocation.plan.settings
-        self._keys = keys
-        self._requeueing = requeueing
-        self.completion = Completion.NO
-        self.keep_for: dict[str, tuple[str, float]] = {}
-        self.succeeded: bool | None = None
-
-    def run(self, body: Callable[[], Any]) -> Any:
-        """
-        Run *body*, aborted if a key is lost; return its result.
-
-        Raises:
-            Exception: Any error of the body; :exc:`LockLostError` if it was aborted.
-            Postponed: The body failed, and the task is requeued.
-        """
-        sealed = None
-        if self._goes_back(lost=True):
-            sealed = self._requeueing.seal_for_failure(self._keys.taken)
-        late = self._invocation.has_message and bool(self._invocation.task.acks_late)
-        may_come_again = self._invocation.redelivered or late
-        ended = Completion.YES_AND_MAY_COME_AGAIN if may_come_again else Completion.YES
-        with_result = Completion.UNSETTLED if late else ended
-        self.succeeded = False
-        try:
-            holds = self._keys.holds if self._settings.on_lost != "warn" else ()
-            result = Guard(holds).run(body)
-        except Retry as retry:
-            self.completion = ended
-            self._keep_keys(retry)
-            raise
-        except PostponeRequest as asked:
-            self.completion = ended
-            self._requeueing.postpone(self._keys.taken, asked.seconds)
-        except Reject as reject:
-            self.completion = Completion.NO if getattr(reject, "requeue", False) else ended
-            raise
-        except (Ignore, MemoryError) as error:
-            self.completion = ended if isinstance(error, Ignore) else Completion.NO
-            raise
-        except Exception as error:
-            self.completion = ended
-            lost = isinstance(error, LockLostError) and error.key in self._keys.lease.keys
-            if sealed is not None and self._goes_back(lost=lost):
-                self._requeueing.requeue(sealed, self._keys.taken, error)
-            # A run that lost its lock has not ended: a waiting second delivery of it may run.
-            self.completion = Completion.NO if lost else with_result
-            raise
-        self.completion = with_result
-        self.succeeded = True
-        if is_pending(result):
-            self._report_pending(result)
-        return result
+    def _why_not_postpone(self) -> str:
+        if self._invocation.entered:
+            return "it has entered a key that is held around it"
+        return self._requeueing.why_not_postpone()
 
     def _report_pending(self, result: Any) -> None:
-        """Log, once for each task, that the key is released although *result* is unfinished."""
-        task = self._invocation.task
-        reported = Runtime.of(task.app).pending
-        if task.name not in reported:
-            reported.add(str(task.name))
+        """Log, once for each task, that its key is released before its work is done."""
+        reported = Runtime.of(self.task.app).pending
+        if self.task.name not in reported:
+            reported.add(str(self.task.name))
             words = (
                 "has returned a {kind}, which is unfinished; its key is released now, so the rest"
                 " of its work runs WITHOUT the lock: finish it in the body, by asyncio.run(...) or"
@@ -280,45 +255,10 @@ class Body:
             )
             self._invocation.report.error(words, kind=type(result).__qualname__)
 
-    def _keep_keys(self, retry: Retry) -> None:
-        if not (self._settings.hold_on_retry and self._invocation.has_message):
-            return
-        seconds = min(MAX_LEASE, seconds_until(retry.when) + self._settings.lease)
-        kept = self._next_attempt(retry), seconds
-        self.keep_for = dict.fromkeys(self._wanted_again(retry), kept)
 
-    def _next_attempt(self, retry: Retry) -> str:
-        """Return the execution id of the retry that was sent; Celery does not copy all headers."""
-        request, signature = self._invocation.request, getattr(retry, "sig", None)
-        headers = {} if signature is None else signature.options.get("headers") or {}
-        nesting = request.replaced_task_nesting
-        facts = {"id": request.id, "replaced_task_nesting": nesting}
-        return execution_id({**headers, **facts, "retries": (request.retries or 0) + 1})
-
-    def _wanted_again(self, retry: Retry) -> set[str]:
-        """Return the keys that the next attempt, perhaps with other arguments, wants again."""
-        held = {hold.key for hold in self._keys.taken}
-        plan, signature = self._invocation.plan, getattr(retry, "sig", None)
-        if signature is None:  # raised by a nested call without a message: nothing was sent
-            return set()
-        if not plan.rule.runs_no_code:
-            return held
-        try:
-            task, given = self._invocation.task, (signature.args or (), signature.kwargs or {})
-            _ensure_readable(given, signature.options.get("serializer") or task.serializer)
-            keys = plan.rule.keys(*given, receive_of_call(task, signature.options))
-            wanted = {key.template for key in keys}
-        except Exception:  # noqa: BLE001  # the retry will fail as well, and claim no key
-            return set()
-        return held & wanted
-
-    def _goes_back(self, *, lost: bool) -> bool:
-        """Whether a task that failed, or *lost* its lock, is requeued."""
-        settings = self._settings
-        return settings.on_failure == "requeue" or (lost and settings.on_lost == "requeue")
-
-
-def _ensure_readable(given: Any, serializer: str) -> None:
-    """Raise an error if *given* cannot be serialized, or not deserialized by its receiver."""
-    kind, encoding, body = dumps(given, serializer=serializer)
-    loads(body, kind, encoding, accept=[kind])
+def is_pending(result: Any) -> bool:
+    """Whether *result* is work that has not ended: a coroutine, a generator, a future."""
+    if not issubclass(type(result), _PENDING):
+        return False
+    done = getattr(result, "done", None)
+    return not (callable(done) and done())

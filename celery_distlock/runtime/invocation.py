@@ -1,10 +1,10 @@
 """One call of a locked task, by a message or by other code, with the facts about it."""
 
 import time
-from collections.abc import Sequence
 
-from celery_distlock import clock
+from celery_distlock import clock, policies
 from celery_distlock.engine.hold import Hold
+from celery_distlock.engine.owners import hold_here, owner_here
 from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import Receive, slot_name
@@ -23,7 +23,11 @@ __all__ = ["Invocation"]
 
 # Seconds; RabbitMQ's consumer timeout. Redis's visibility timeout is twice that if it is not set.
 BROKER_TIMEOUT = 1800.0
-LOOK_TIMEOUT = 1.0  # seconds that the store has to return a key's holders
+LOOK_TIMEOUT = 1.0  # seconds that the store has to tell who holds a key
+WEIGHT = 0.3  # of the newest hold in the average of a task
+MOST = 1000  # averages; a program has fewer tasks
+
+_hold_times: dict[str, float] = {}  # the average seconds for which a task holds its keys
 
 
 class Invocation:
@@ -31,6 +35,13 @@ class Invocation:
     Facts that the parts of an :class:`~celery_distlock.runtime.execution.Execution` share.
 
     Attributes:
+        keys: What it needs, in the order in which it is acquired.
+        missing: Those of the keys that have not been taken yet.
+        taken: What it has acquired, in that order.
+        entered: What this thread held already, and holds once more.
+        owned: All that this thread holds.
+        asked_to_park: The store was asked to park it, so it may have the message.
+        nested: It is a call by other code, which may have no message.
         has_message: It was called by a message of its own; false for calls by other code, in eager
             mode, and inside a locked task.
         header: The lock header of the message; empty without a message.
@@ -39,22 +50,79 @@ class Invocation:
     """
 
     def __init__(
-        self, task: Task, plan: Plan, store: Store, keys: Sequence[Key], *, nested: bool
+        self, task: Task, plan: Plan, store: Store, keys: tuple[Key, ...], *, nested: bool
     ) -> None:
         request = task.request
         self.task = task
         self.plan = plan
         self.store = store
         self.request = request
+        self.keys = keys
+        self.missing: list[Key] = []
+        self.taken: list[Hold] = []
+        self.entered: list[Hold] = []
+        _, self.owned = owner_here()
+        self.asked_to_park = False
         self.received = Received.of(request)
         self.has_message = self.received.headers is not None and not nested
         self.report = Report(task, request.id, store)
-        self._nested = nested
+        self.nested = nested
         self.header = self._header_that_came() if self.has_message else LockHeader()
         names = tuple(slot_name(key.template) for key in keys) if self.header.woken else ()
         if names and self.header.places[0] not in names:
             self.header = self._header_elsewhere(names)
         self.execution_id = self.execution_id_for(self.header.number) if self.has_message else ""
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """All that is held."""
+        return tuple(self.entered + self.taken)
+
+    def enter(self, key: Key) -> bool:
+        """Whether *key* is held here already; then it is entered once more."""
+        held = hold_here(self.store.identity, key.template)
+        if held is None:
+            return False
+        held.ensure_held()
+        held.depth += 1
+        self.entered.append(held)
+        return True
+
+    def keep(self, hold: Hold) -> None:
+        """Note that *hold* is acquired, and report the wait of a task that was woken for it."""
+        self.taken.append(hold)
+        self.owned[self.store.identity, hold.key] = hold
+        # Once: at the key that it was parked at. Of several, the others are on its way.
+        header = self.header
+        if header.woken and header.parked_at == slot_name(hold.key):
+            self.report.event("task_woken", key=hold.key, waited=hold.waited)
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for a key before it counts as taken."""
+        policy, wait = self.plan.policy, self.plan.settings.wait
+        # Without a message nothing can be sent again: what policies say of that means waiting.
+        is_final = isinstance(policy, policies.Skip | policies.Fail | policies.Wait)
+        return policy.patience(wait) if self.has_message or is_final else wait
+
+    @property
+    def is_shown_as_parked(self) -> bool:
+        """Whether its state may say that it waits for a key."""
+        header = self.header
+        has_waited = (header.woken and not header.sent) or header.attempts
+        return bool(has_waited or self.received.shown or self.asked_to_park)
+
+    def note_hold_time(self, seconds: float) -> None:
+        """Take the *seconds* for which its keys were held into the average of its task."""
+        task, known = str(self.task.name), self.usual_hold_time
+        if not known and len(_hold_times) >= MOST:
+            _hold_times.clear()
+        _hold_times[task] = known + WEIGHT * (seconds - known) if known else seconds
+
+    @property
+    def usual_hold_time(self) -> float:
+        """The moving average of the seconds for which its task holds its keys; 0: not known."""
+        return _hold_times.get(str(self.task.name), 0.0)
 
     @property
     def states(self) -> TaskStates:
@@ -63,8 +131,8 @@ class Invocation:
 
     @property
     def receive(self) -> Receive | None:
-        """The conversion of an argument to what a worker would receive; None: it was received."""
-        return receive_of_request(self.task, nested=self._nested)
+        """Return what makes of an argument what the worker receives; None: it was received."""
+        return receive_of_request(self.task, nested=self.nested)
 
     def _header_that_came(self) -> LockHeader:
         """Return its lock header, marked as returned if the broker has delivered it before."""

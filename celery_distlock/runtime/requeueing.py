@@ -50,19 +50,12 @@ class Postponed(Ignore):
 
 
 class Requeueing:
-    """
-    Parks the message of *invocation*, or sends it again.
+    """Parks the message of *invocation*, or sends it again."""
 
-    Attributes:
-        asked_to_park: The store was asked to park it, so it may have the message.
-    """
-
-    def __init__(self, invocation: Invocation, keys: Sequence[Key]) -> None:
+    def __init__(self, invocation: Invocation) -> None:
         self._invocation = invocation
         self._store = invocation.store
         self._report = invocation.report
-        self._keys = keys
-        self.asked_to_park = False
 
     # At keys that are taken
 
@@ -272,8 +265,8 @@ class Requeueing:
         """
         invocation = self._invocation
         what = invocation.plan.settings.on_outage
-        # If the store or the broker may have the message as well, two deliveries could run at once.
-        if what == "run" and not (invocation.redelivered or self.asked_to_park):
+        # A message that the store or the broker may have, too, would run beside itself.
+        if what == "run" and not (invocation.redelivered or invocation.asked_to_park):
             self._report.warning("runs UNLOCKED, the lock store is away: {why}", why=error)
             return
         if what == "fail" or not invocation.has_message:
@@ -290,7 +283,7 @@ class Requeueing:
     def drop_parked(self) -> None:
         """Drop the run from the store, which may have it, so that it does not run later."""
         run = self._invocation.execution_id
-        for key in self._keys if run else ():
+        for key in self._invocation.keys if run else ():
             owner, ended = new_owner(self._report.name), Completion.YES
             release_later(self._store, ReleaseRequest(key.template, owner, run, ended))
 

@@ -1,11 +1,10 @@
-"""The function of a task: its signature, and whether its work is done when it returns."""
+"""What Celery calls when a task runs: its signature, and whether its body ends with its call."""
 
-import concurrent.futures
 import contextlib
 import functools
 import inspect
 import re
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -16,11 +15,10 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import AS_TEXT, Arguments, KeyRule
 from celery_distlock.rate import Rate
 
-__all__ = ["TaskFunction", "Validation", "is_pending"]
+__all__ = ["TaskFunction", "Validation"]
 
 _RUN = "_distlock_run"  # among a task class's attributes
-_WRAPPERS = (vars(contextlib), vars(functools))  # their wrappers pass all arguments on
-_PENDING = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)
+_WRAPPERS = (vars(contextlib), vars(functools))  # where wrappers are made that hand on all they get
 _RUNS = re.compile("^run|sync|await")  # names in code that runs a coroutine
 
 _KINDS = {
@@ -142,14 +140,6 @@ class TaskFunction:
         inner = wrappers.pop()
         is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
         return is_async and not any(map(_may_run, wrappers))
-
-
-def is_pending(result: Any) -> bool:
-    """Whether *result* is work that has not ended: a coroutine, a generator, a future."""
-    if not issubclass(type(result), _PENDING):
-        return False
-    done = getattr(result, "done", None)
-    return not (callable(done) and done())
 
 
 def _declared_run(task: type[Any]) -> Any:

@@ -10,8 +10,8 @@ import pytest
 from celery.exceptions import Retry
 
 from celery_distlock.keys import KeyRule
-from celery_distlock.runtime.execution import Body
 from celery_distlock.runtime.message_facts import execution_id
+from celery_distlock.runtime.retries import kept_for_retry
 
 
 class Unreadable:
@@ -31,10 +31,9 @@ def kept(retry: Retry, **facts: Any) -> dict[str, tuple[str, float]]:
         task=SimpleNamespace(serializer="pickle"),
         request=SimpleNamespace(id="task", retries=0, replaced_task_nesting=0, **facts),
         has_message=True,
+        taken=[SimpleNamespace(key="a")],
     )
-    body = Body(invocation, SimpleNamespace(taken=[SimpleNamespace(key="a")]), None)  # type: ignore[arg-type]
-    body._keep_keys(retry)
-    return body.keep_for
+    return kept_for_retry(invocation, retry)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def requeueing_of(app, monkeypatch):
         store = MemoryStore("memory://", "messages")
         report = Report(task, "1", store)
         facts = {"task": task, "store": store, "report": report, "received": Received(**received)}
-        return Requeueing(SimpleNamespace(**facts), ())  # type: ignore[arg-type]
+        return Requeueing(SimpleNamespace(**facts))  # type: ignore[arg-type]
 
     return make
 

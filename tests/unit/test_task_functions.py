@@ -16,7 +16,7 @@ from celery import Celery
 from celery_distlock import LockedTask
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.task_function import is_pending
+from celery_distlock.runtime.execution import is_pending
 from celery_distlock.unique import Debounce, Unique
 
 

@@ -1,0 +1,61 @@
+"""The keys that an attempt keeps for the next one, with `lock_hold_on_retry`."""
+
+from typing import Any
+
+from celery.exceptions import Retry
+from kombu.serialization import dumps, loads
+
+from celery_distlock.settings import MAX_LEASE
+
+from .invocation import Invocation
+from .message_facts import execution_id, receive_of_call
+from .messages import seconds_until
+
+__all__ = ["kept_for_retry"]
+
+
+def kept_for_retry(invocation: Invocation, retry: Retry) -> dict[str, tuple[str, float]]:
+    """
+    Return what is kept for the attempt that *retry* has sent.
+
+    By each of its keys: the execution id of that attempt, and for how many seconds.
+    """
+    settings = invocation.plan.settings
+    if not (settings.hold_on_retry and invocation.has_message):
+        return {}
+    seconds = min(MAX_LEASE, seconds_until(retry.when) + settings.lease)
+    kept = _next_attempt(invocation, retry), seconds
+    return dict.fromkeys(_wanted_again(invocation, retry), kept)
+
+
+def _next_attempt(invocation: Invocation, retry: Retry) -> str:
+    """Return the id of the execution whose message was sent; Celery copies not every header."""
+    request, signature = invocation.request, getattr(retry, "sig", None)
+    headers = {} if signature is None else signature.options.get("headers") or {}
+    nesting = request.replaced_task_nesting
+    facts = {"id": request.id, "replaced_task_nesting": nesting}
+    return execution_id({**headers, **facts, "retries": (request.retries or 0) + 1})
+
+
+def _wanted_again(invocation: Invocation, retry: Retry) -> set[str]:
+    """Return those of the keys that the next attempt wants, which may have other arguments."""
+    held = {hold.key for hold in invocation.taken}
+    plan, signature = invocation.plan, getattr(retry, "sig", None)
+    if signature is None:  # of a call without a message, inside this one: nothing was sent
+        return set()
+    if not plan.rule.runs_no_code:
+        return held
+    try:
+        task, given = invocation.task, (signature.args or (), signature.kwargs or {})
+        _ensure_readable(given, signature.options.get("serializer") or task.serializer)
+        keys = plan.rule.keys(*given, receive_of_call(task, signature.options))
+        wanted = {key.template for key in keys}
+    except Exception:  # noqa: BLE001  # it is sent, and will fail, and come for no key
+        return set()
+    return held & wanted
+
+
+def _ensure_readable(given: Any, serializer: str) -> None:
+    """Raise what its receiver would for arguments that cannot be written, or not read again."""
+    kind, encoding, body = dumps(given, serializer=serializer)
+    loads(body, kind, encoding, accept=[kind])
