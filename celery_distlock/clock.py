@@ -26,6 +26,10 @@ monotonic: Callable[[], float] = (
 )
 
 
+# Returns a random number between two others. Not a Python function of ours for the same reason.
+jitter: Callable[[float, float], float] = _chance.uniform
+
+
 def wall() -> float:
     """Return seconds since the epoch, for people to read; no duration is measured with them."""
     return time.time()
@@ -34,11 +38,6 @@ def wall() -> float:
 def wait(event: threading.Event, timeout: float) -> bool:
     """Wait for *event* for *timeout* seconds at most; return whether it is set."""
     return event.wait(timeout)
-
-
-def jitter(low: float, high: float) -> float:
-    """Return a random number between *low* and *high*."""
-    return _chance.uniform(low, high)
 
 
 begin_anew(_chance.seed, ForkStage.IDENTITY)

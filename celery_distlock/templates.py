@@ -56,7 +56,8 @@ class _Field(NamedTuple):
         value = values[self.root]
         for get, name in self.steps:
             value = get(value, name)
-        value = plain(value)
+        if type(value) not in SCALARS:
+            value = plain(value)
         made = format(value if self.convert is None else self.convert(value), self.spec)
         if type(value) not in SCALARS and has_address(made):
             raise TypeError(

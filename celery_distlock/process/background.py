@@ -33,13 +33,16 @@ class Background:
         name: The thread's name.
         failed: The message to log when a call raises.
         limit: The most calls that may be queued; further ones are dropped. None: no limit.
+
+    Attributes:
+        calls: The queue; None: the thread has not started.
     """
 
     def __init__(self, name: str, failed: str, *, limit: int | None = None) -> None:
         self._name = name
         self._failed = failed
         self._limit = limit
-        self._calls: _Calls | None = None
+        self.calls: _Calls | None = None
         self._mutexes: dict[None, AbstractContextManager[bool]] = {}
         _backgrounds.add(self)
 
@@ -50,7 +53,7 @@ class Background:
         Raises:
             RuntimeError: The interpreter is shutting down and cannot start a thread.
         """
-        calls = self._calls or self._start()
+        calls = self.calls or self._start()
         if self._limit is not None and calls.qsize() >= self._limit:
             return False
         calls.put(call)
@@ -58,17 +61,17 @@ class Background:
 
     def start(self) -> None:
         """Start the thread unless it is running."""
-        if self._calls is None:
+        if self.calls is None:
             self._start()
 
     @property
     def waiting(self) -> int:
         """The number of queued calls, without the one in progress."""
-        return self._calls.qsize() if self._calls is not None else 0
+        return self.calls.qsize() if self.calls is not None else 0
 
     def discard(self, unwanted: Callable[[Call], bool]) -> None:
         """Drop the queued calls that are *unwanted*; the order of the others may change."""
-        calls = self._calls
+        calls = self.calls
         for _ in range(self.waiting):
             try:
                 call = calls.get_nowait()  # type: ignore[union-attr]  # None: no calls
@@ -79,25 +82,25 @@ class Background:
 
     def stop(self) -> None:
         """End the thread after the calls submitted so far, without waiting for it."""
-        if self._calls is not None:
-            self._calls.put(None)
+        if self.calls is not None:
+            self.calls.put(None)
 
     def finish(self, timeout: float) -> None:
         """Wait up to *timeout* seconds for the calls submitted so far, and end the thread."""
-        if self._calls is not None:
-            self._calls.put(None)
+        if self.calls is not None:
+            self.calls.put(None)
             self._thread.join(timeout)
 
     def catch_up(self, timeout: float) -> None:
         """Wait up to *timeout* seconds for the calls submitted so far."""
-        if self._calls is not None and self._thread.is_alive():
+        if self.calls is not None and self._thread.is_alive():
             done = threading.Event()
-            self._calls.put(done.set)
+            self.calls.put(done.set)
             done.wait(timeout)
 
     def begin_anew(self) -> None:
         """Forget the thread and its queue, in a forked child."""
-        self._calls = None
+        self.calls = None
         self._mutexes = {}
 
     def _start(self) -> _Calls:
@@ -106,7 +109,7 @@ class Background:
         # starts. It is reentrant because a signal handler may interrupt this thread here and
         # acquire a lock, and must not deadlock with its own thread.
         with self._mutexes.setdefault(None, threading.RLock()):
-            if self._calls is None:
+            if self.calls is None:
                 # A SimpleQueue is implemented in C: a time limit's exception in a submitting thread
                 # cannot leave it locked.
                 calls: _Calls = queue.SimpleQueue()
@@ -114,11 +117,11 @@ class Background:
                     target=self._run, args=(calls,), name=self._name, daemon=True
                 )
                 thread.start()
-                if self._calls is None:
-                    self._thread, self._calls = thread, calls
+                if self.calls is None:
+                    self._thread, self.calls = thread, calls
                 else:  # such a signal handler has started another thread
                     calls.put(None)
-            return self._calls
+            return self.calls
 
     def _run(self, calls: _Calls) -> None:
         while (call := calls.get()) is not None:

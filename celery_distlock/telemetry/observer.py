@@ -6,6 +6,7 @@ and the next holder waits. So it only queues the signal; a thread does the rest.
 """
 
 import logging
+import sys
 from collections import deque
 from typing import Any
 
@@ -37,8 +38,10 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
         facts: The signal's other arguments.
     """
     _seen.append((name, sender, store, facts))
-    _notifier.start()
-    traced, sent = tracing.wanted(), events.source is not None
+    if _notifier.calls is None:
+        _notifier.start()
+    traced = "opentelemetry.trace" in sys.modules and tracing.wanted()
+    sent = events.source is not None
     if traced or sent:
         facts_shown = {**facts, "key": shown(facts["key"])} if "key" in facts else facts
         if traced:
