@@ -20,6 +20,8 @@ from celery_distlock.stores import Store
 from . import events, tracing
 from .counters import Counters
 
+__all__ = ["flush", "is_traced", "observe"]
+
 logger = logging.getLogger(__name__)
 
 MOST = 100_000  # signals queued between two rounds; beyond that, the oldest are not counted
@@ -40,8 +42,7 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
     _seen.append((name, sender, store, facts))
     if _notifier.calls is None:
         _notifier.start()
-    traced = "opentelemetry.trace" in sys.modules and tracing.wanted()
-    sent = events.source is not None
+    traced, sent = is_traced(), events.source is not None
     if traced or sent:
         facts_shown = {**facts, "key": shown(facts["key"])} if "key" in facts else facts
         if traced:
@@ -49,6 +50,14 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
         if sent:
             with_state = getattr(sender, "send_events", True)
             events.send(name, _task_of(sender), facts_shown, with_state=with_state)
+
+
+def is_traced() -> bool:
+    """Whether OpenTelemetry is imported and has a provider, without which spans are not kept."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    provider = getattr(trace, "get_tracer_provider", None)  # another thread may be importing it
+    proxy = getattr(trace, "ProxyTracerProvider", None)
+    return provider is not None and proxy is not None and not isinstance(provider(), proxy)
 
 
 def flush() -> None:

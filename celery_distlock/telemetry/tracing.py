@@ -19,6 +19,8 @@ from typing import Any
 from celery_distlock.process.background import LAST_MOMENT, BackgroundNotifier
 from celery_distlock.process.forks import ForkStage, begin_anew
 
+__all__ = ["observe"]
+
 MOST = 10_000  # open spans
 
 _open: dict[str, Any] = {}  # spans of the current holds of this process, by holder
@@ -26,14 +28,6 @@ _ENDS = {"lock_released", "lock_lost"}
 _RECORDED = {"lock_acquired", "lock_changed", *_ENDS}
 
 _notifier = BackgroundNotifier("distlock-spans")
-
-
-def wanted() -> bool:
-    """Whether OpenTelemetry is imported and has a provider, without which spans are not kept."""
-    trace: Any = sys.modules.get("opentelemetry.trace")
-    provider = getattr(trace, "get_tracer_provider", None)  # another thread may be importing it
-    proxy = getattr(trace, "ProxyTracerProvider", None)
-    return provider is not None and proxy is not None and not isinstance(provider(), proxy)
 
 
 def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from celery_distlock import Key, Lock
 from celery_distlock.errors import LockLostError
 from celery_distlock.stores import open_store
-from celery_distlock.telemetry import tracing
+from celery_distlock.telemetry import observer, tracing
 
 SHORT_LIFE = """
 import sys
@@ -132,9 +132,9 @@ def test_what_raises_as_a_span_is_made_fails_no_task(bare_site, monkeypatch, key
     make_all()
 
 
-def test_nothing_is_made_without_a_provider(request):
-    assert not tracing.wanted()
+def test_nothing_is_made_where_nobody_has_set_a_provider(request):
+    assert not observer.is_traced()
 
     request.getfixturevalue("spans")
 
-    assert tracing.wanted()
+    assert observer.is_traced()
