@@ -1,4 +1,4 @@
-"""Parse servers' answers: named fields, texts, tokens, times, and woken executions."""
+"""Parse servers' answers: named fields, texts, times, and woken executions."""
 
 import contextlib
 import json
@@ -6,8 +6,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from celery_distlock.naming import shown
-from celery_distlock.stores.values import ALONE, FIRST, UNREADABLE, Route, Want, WokenTask
+from celery_distlock.stores.values import ALONE, FIRST, Route, Want, WokenTask
+
+__all__ = [
+    "EXACT",
+    "Answer",
+    "Fields",
+    "is_ours",
+    "micros_of",
+    "seconds_of",
+    "since_of",
+    "sum_counters",
+    "text",
+    "together",
+    "want_of",
+]
 
 EXACT = 2**53  # microseconds; no time or token of ours is above it
 
@@ -25,15 +38,6 @@ def text(value: bytes | None) -> str:
 def is_ours(name: str) -> bool:
     """Whether *name*, as `text` has read it, is UTF-8."""
     return name.isascii() or not any("\ud800" <= character < "\ue000" for character in name)
-
-
-def token_of(value: bytes | None) -> int:
-    """Return the token of a record; 0 if it has none, `UNREADABLE` if it is corrupt."""
-    if not value:
-        return 0
-    if value.isdigit() and len(value) <= len(str(EXACT)) and (token := int(value)) < EXACT:
-        return token
-    return UNREADABLE
 
 
 def since_of(value: bytes | float | None) -> float:
@@ -166,11 +170,3 @@ def sum_counters(found: Sequence[bytes]) -> dict[str, float]:
             if is_ours(name := text(what)) and math.isfinite(number := float(by)):
                 sums[name] = number
     return sums
-
-
-def unreadable(address: str, key: str, token: bytes | None) -> str:
-    """Return the error text for a lock's unreadable token, with a remedy."""
-    return (
-        f"{address}: the record of lock {shown(key)!r} is corrupt: its token is"
-        f" {shown(text(token))!r}; `celery locks release --force` frees the key"
-    )

@@ -18,7 +18,7 @@ from celery_distlock.stores.values import (
 from . import scripts
 from .connections import milliseconds
 from .parts import Part, Reach
-from .replies import Replies
+from .records import Replies
 from .request_runner import Answered
 
 logger = logging.getLogger(__name__)

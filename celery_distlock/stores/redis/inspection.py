@@ -24,18 +24,10 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .answers import (
-    Fields,
-    is_ours,
-    since_of,
-    text,
-    token_of,
-    unreadable,
-    want_of,
-)
+from .answers import Fields, is_ours, since_of, text, want_of
 from .connections import Command, time_left
 from .parts import SWEEP_BATCH, Part
-from .records import wanted
+from .records import token_of, unreadable, wanted
 from .scanning import Cursor, KeysWith, keys_of, names_at
 from .server_errors import is_transient
 

@@ -29,8 +29,7 @@ from .delivery import RedisChannels
 from .inspection import Inspection
 from .mending import IndexMender
 from .parts import SWEEP_BATCH, Part, Reach
-from .records import wanted
-from .replies import Replies
+from .records import Replies, wanted
 from .scanning import SCAN_BATCH, literal
 
 BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not checked again

@@ -1,16 +1,31 @@
-"""The names of the records of a prefix, and the commands on them."""
+"""
+The records of a prefix: their names, the calls of scripts on them, and what scripts reply.
 
-from collections.abc import Sequence
-from typing import Any
+Answers that are no plain token or number are parsed by :mod:`.answers`.
+"""
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
+from celery_distlock.stores.queue_parts import Timetable
 from celery_distlock.stores.requests import ReleaseRequest
-from celery_distlock.stores.values import ALONE, Want
+from celery_distlock.stores.values import ALONE, UNREADABLE, Release, Reply, Status, Want, WokenTask
 
 from . import scripts
-from .connections import Command, command, fields, milliseconds, script_call, trimmed
+from .answers import EXACT, Answer, text, together
+from .connections import Command, command, fields, milliseconds, script_call, time_left, trimmed
+from .request_runner import Answered
+
+if TYPE_CHECKING:
+    from .parts import Reach
+
+__all__ = ["RELEASE", "Records", "Replies", "token_of", "unreadable", "wanted"]
 
 RELEASE = scripts.load("release")
+_INDEX = scripts.load("index")
 
 
 class Records:
@@ -85,4 +100,99 @@ def wanted(want: Want) -> str:
     return "" if want == ALONE else want.written()
 
 
-_INDEX = scripts.load("index")
+class Replies:
+    """Parses answers; records in *timetable* the keys that time alone opens."""
+
+    def __init__(self, reach: "Reach", timetable: Timetable) -> None:
+        self._servers, _, self._requests, _ = reach
+        self._timetable = timetable
+
+    def reply(
+        self, script: scripts.Script, key: str, answer: Any, asked_at: float, *, parks: bool = True
+    ) -> Reply:
+        """Parse the *answer* to *script* on *key*; without *parks* the caller asks again."""
+        if isinstance(answer, bytes):  # as most answers are
+            return Reply(Status.GRANTED, asked_at, self.token(key, answer))
+        with self._requests.reading(script, answer):
+            if not isinstance(answer, list):
+                return Reply(Status.GRANTED, asked_at, self.token(key, answer))
+            if answer[0] == b"granted":
+                _, token, slot = answer
+                return Reply(Status.GRANTED, asked_at, self.token(key, token), slot=slot)
+            return self.read(key, Answer(answer), [slot_name(key)], asked_at, parks=parks)
+
+    def read(
+        self, key: str, answer: Answer, names: Sequence[str], asked_at: float, *, parks: bool = True
+    ) -> Reply:
+        """Return the reply in the *answer* to a request for *key*; it may wake tasks at *names*."""
+        status, place = Status(answer.text("status")), answer.number("place")
+        wake = together(answer.wakes(*names))
+        if status is Status.GRANTED:
+            self._note_opening(slot_name(key), answer)
+            token, slot = self.token(key, answer.raw("token")), answer.number("slot")
+            return Reply(status, asked_at, token, wake=wake, slot=slot)
+        due = 0.0 if place else answer.opens or 0.0
+        if parks or not due:  # otherwise the caller asks again
+            self._note_opening(slot_name(key), answer)
+        since = answer.raw("since")
+        return Reply(
+            status,
+            asked_at,
+            max(0, token_of(answer.raw("token"))),
+            answer.text("holder"),
+            answer.text("run"),
+            time_left(answer.number("ttl_ms")),
+            max(0, place),
+            wake,
+            int(since) if since.isdigit() else 0,
+            due=due,
+            is_open=answer.flag("is_open"),
+        )
+
+    def released(self, name: str, script: scripts.Script, asked: Answered) -> Release:
+        """Return the outcome in the answer to *script* for a change that may wake executions."""
+        answer = asked.answers[0]
+        if isinstance(answer, int):
+            # A repeated release finds the key gone if the first was executed and its answer lost.
+            return Release(answer > 0 or asked.unanswered > 0)
+        with self._requests.reading(script, answer):
+            return Release(True, self.wakes(name, Answer(answer)))
+
+    def token(self, key: str, value: bytes | None) -> int:
+        """Return the token of a grant."""
+        token = token_of(value)
+        if token <= 0:
+            raise StoreError(unreadable(self._servers.address, key, value))
+        return token
+
+    def wakes(self, name: str, answer: Answer) -> WokenTask | None:
+        """Return what a script has woken at a key; record when time alone opens it."""
+        self._note_opening(name, answer)
+        return together(answer.wakes(name))
+
+    def note_opens(self, opens: Mapping[str, float | None]) -> None:
+        """Record in how many seconds keys open; None: not by time."""
+        dues = {name: seconds for name, seconds in opens.items() if seconds is not None}
+        if dues:
+            self._timetable.note_due(dues)
+
+    def _note_opening(self, name: str, answer: Answer) -> None:
+        if answer.opens is not None:
+            self._timetable.note_due({name: answer.opens})
+
+
+def token_of(value: bytes | None) -> int:
+    """Return the token of a record; 0 if it has none, `UNREADABLE` if it is corrupt."""
+    if not value:
+        return 0
+    if value.isdigit() and len(value) <= len(str(EXACT)) and (token := int(value)) < EXACT:
+        return token
+    return UNREADABLE
+
+
+def unreadable(address: str, key: str, token: bytes | None) -> str:
+    """Return the error text for a lock's unreadable token, with a remedy."""
+    return (
+        f"{address}: the record of lock {shown(key)!r} is corrupt: its token is"
+        f" {shown(text(token))!r}; `celery locks release --force` frees the key"
+    )

@@ -56,7 +56,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .answers import Fields, seconds_of, sum_counters, text, token_of
+from .answers import Fields, seconds_of, sum_counters, text
 from .connections import (
     Command,
     NodeSettings,
@@ -67,7 +67,7 @@ from .connections import (
 from .parts import SWEEP_BATCH
 from .quorum import ANSWER, Answers, QuorumClient
 from .reading import Reading
-from .records import Records
+from .records import Records, token_of
 from .scanning import KeysWith, keys_of
 from .server_errors import said
 from .server_reports import QUESTIONS, memory_findings, parse_info, told

@@ -49,10 +49,10 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 
-from .answers import EXACT, micros_of, sum_counters, token_of
+from .answers import EXACT, micros_of, sum_counters
 from .connections import TIMEOUT, Command, command, milliseconds, time_left
 from .parts import SWEEP_BATCH
-from .records import Records
+from .records import Records, token_of
 from .request_runner import RequestRunner
 from .scanning import KeysWith, keys_of, names_at
 from .server_errors import is_of_other_type, is_transient, said

@@ -14,8 +14,7 @@ from .answers import Answer, Fields, text, want_of
 from .connections import TIMEOUT, Command, fields, milliseconds
 from .parking import RedisParking
 from .parts import Part, Reach
-from .records import wanted
-from .replies import Replies
+from .records import Replies, wanted
 from .silence import Silence
 
 

@@ -47,8 +47,7 @@ from .inboxes import Inboxes
 from .inspection import Inspection
 from .parking import RedisParking
 from .parts import Reach
-from .records import RELEASE, Records, wanted
-from .replies import Replies
+from .records import RELEASE, Records, Replies, wanted
 from .request_runner import RequestRunner
 from .sending import RedisCalls
 from .server_errors import said
