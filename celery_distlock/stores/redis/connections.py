@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -36,6 +36,29 @@ from redis.retry import Retry
 from celery_distlock import clock
 
 from . import scripts
+from .topology import PushTarget, Topology
+
+__all__ = [
+    "ANSWERLESS",
+    "ASKING",
+    "TIMEOUT",
+    "BrokenOffError",
+    "Command",
+    "ConnectionFactory",
+    "ConnectionPool",
+    "NodeSettings",
+    "OneServer",
+    "Server",
+    "TooFewReplicasError",
+    "TurnedAwayError",
+    "command",
+    "fields",
+    "known",
+    "milliseconds",
+    "script_call",
+    "time_left",
+    "trimmed",
+]
 
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
 KEPT = 32  # the most idle connections to keep, per time limit
@@ -518,6 +541,33 @@ class Server:
         pools, self._pools = self._pools, {}
         for pool in list(pools.values()):
             pool.close()
+
+
+class OneServer(Topology):
+    """A server at a fixed address."""
+
+    def __init__(self, address: str, node: NodeSettings) -> None:
+        self.address = address
+        self._settings = node
+        self._node = Server(*node)
+
+    def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        try:
+            return self._node.pool(timeout).exchange(calls)
+        except ANSWERLESS as error:
+            return [error] * len(calls)
+
+    def place(self, key: bytes, channel: str) -> PushTarget:
+        return PushTarget(None, channel)
+
+    def connect(self, node: Hashable) -> ConnectionFactory:
+        return self._node.connect(TIMEOUT)
+
+    def close(self) -> None:
+        self._node.close()
+
+    def after_fork(self) -> None:
+        self._node = Server(*self._settings)
 
 
 # Makes a cluster's node execute the next command for a slot that it is importing.

@@ -2,11 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from celery_distlock.stores.findings import Finding
 
-from .connections import ANSWERLESS, TIMEOUT, Command, ConnectionFactory, NodeSettings, Server
+if TYPE_CHECKING:
+    from .connections import Command, ConnectionFactory
+
+__all__ = ["HostPort", "PushTarget", "Topology"]
 
 HostPort: TypeAlias = tuple[str, int]
 
@@ -35,12 +38,12 @@ class Topology(ABC):
     address: str
     in_order = True
 
-    def requests(self, before: Sequence[Command], call: Command) -> list[list[Command]]:
+    def requests(self, before: "Sequence[Command]", call: "Command") -> "list[list[Command]]":
         """Return the requests, one after another, by which *call* is executed after *before*."""
         return [list(before), [call]] if before and not self.in_order else [[*before, call]]
 
     @abstractmethod
-    def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+    def exchange(self, calls: "Sequence[Command]", timeout: float) -> list[Any]:
         """
         Send *calls* and return their answers.
 
@@ -55,7 +58,7 @@ class Topology(ABC):
         """Return where pushes about *key* go, for a subscriber to *channel*."""
 
     @abstractmethod
-    def connect(self, node: Hashable) -> ConnectionFactory:
+    def connect(self, node: Hashable) -> "ConnectionFactory":
         """Return a factory of connections to the server of a :class:`PushTarget`."""
 
     def nodes(self) -> Sequence[Hashable]:
@@ -85,30 +88,3 @@ class Topology(ABC):
     @abstractmethod
     def after_fork(self) -> None:
         """Drop the parent's connections after a fork, without sending anything over them."""
-
-
-class OneServer(Topology):
-    """A server at a fixed address."""
-
-    def __init__(self, address: str, node: NodeSettings) -> None:
-        self.address = address
-        self._settings = node
-        self._node = Server(*node)
-
-    def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
-        try:
-            return self._node.pool(timeout).exchange(calls)
-        except ANSWERLESS as error:
-            return [error] * len(calls)
-
-    def place(self, key: bytes, channel: str) -> PushTarget:
-        return PushTarget(None, channel)
-
-    def connect(self, node: Hashable) -> ConnectionFactory:
-        return self._node.connect(TIMEOUT)
-
-    def close(self) -> None:
-        self._node.close()
-
-    def after_fork(self) -> None:
-        self._node = Server(*self._settings)

@@ -18,9 +18,9 @@ from celery_distlock.settings import closest
 from celery_distlock.stores.urls import host_and_port, redact, split_url
 
 from .cluster import Cluster
-from .connections import NodeSettings
+from .connections import NodeSettings, OneServer
 from .sentinels import Sentinels
-from .topology import HostPort, OneServer, Topology
+from .topology import HostPort, Topology
 
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 EXAMPLES = {
