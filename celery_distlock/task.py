@@ -1,8 +1,6 @@
 """`LockedTask`: the base class of locked tasks."""
 
 import functools
-import inspect
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
@@ -15,6 +13,7 @@ from .key import Key
 from .runtime import call_rules, sending
 from .runtime.app import Runtime
 from .runtime.current import Unlocked, here, is_in_before_start, lease_of
+from .runtime.declaration import declared_names, detour, refuse_strategy
 from .runtime.execution import Execution
 from .runtime.message_facts import HEADER, receive_of_call, receive_of_request, without_ours
 from .runtime.plans import UNSET, take_call_options
@@ -138,13 +137,13 @@ class LockedTask(Sending):
     def on_bound(cls, app: Celery) -> None:
         """Check the options; Celery calls this when the task is declared."""
         super().on_bound(app)
-        for name in _names(cls, app):
+        for name in declared_names(cls, app):
             with as_start_error():
                 install(app)
                 runtime = Runtime.of(app)
-                _refuse_strategy(cls, name)
+                refuse_strategy(cls, name, LockedTask)
                 _ensure_last(cls, name)
-                runtime.detours[name] = _detour(cls, name)
+                runtime.detours[name] = detour(cls, name, LockedTask)
                 runtime.declare(cls, name)
 
     @property
@@ -262,18 +261,6 @@ def _leave_keys(sender: Any, **_: Any) -> None:
 task_prerun.connect(_leave_keys, weak=False)
 
 
-def _names(task: type[LockedTask], app: Celery) -> list[str]:
-    """Return the names under which *app* has tasks of this class; none: it is a base of others."""
-    name: str | None = task.name
-    if name is not None and getattr(task, "_decorated", False):
-        return [name]
-    # `register_task` takes instances, and names those whose class has no name. Not `app.tasks`,
-    # which declares all tasks that are still pending.
-    registered: Mapping[str, Any] = app._tasks  # type: ignore[attr-defined]
-    names = [each.name for each in list(registered.values()) if type(each) is task]
-    return names or ([] if name is None else [name])
-
-
 def _sends_behind(task: type[LockedTask]) -> bool:
     """Whether a base of *task* that sends calls, or runs them, comes after `Sending`."""
     behind = {*task.__mro__[task.__mro__.index(Sending) + 1 :]} - {Task, object}
@@ -288,48 +275,3 @@ def _ensure_last(task: type[LockedTask], name: str) -> None:
             f"task {name}: the __init_subclass__ of {next(silent).__qualname__} does not call"
             " super().__init_subclass__(**options), which LockedTask needs to send calls"
         )
-
-
-def _refuse_strategy(task: type[LockedTask], name: str) -> None:
-    """Raise if a base of *task* receives its messages in another way than one by one."""
-    for base in task.__mro__:
-        if base not in (LockedTask, Task) and "Strategy" in vars(base):
-            raise ConfigurationError(
-                f"task {name}: the Strategy of {base.__qualname__} receives messages past the lock,"
-                " as that of celery-batches does; declare the task without LockedTask, and take the"
-                " key in its body: with Lock(...): ..."
-            )
-
-
-def _detour(task: type[LockedTask], name: str) -> str:
-    """
-    Return which class of *task* has a ``__call__`` that seems to take no lock; empty: none.
-
-    Raises:
-        ConfigurationError: That class is not a `LockedTask`, comes before it, and runs the task.
-    """
-    detours = list(_detours(task))
-    for base in detours:
-        if not issubclass(base, LockedTask) and "run" in _code_of(base).co_names:
-            raise ConfigurationError(
-                f"task {name}: the __call__ of {base.__qualname__} comes before LockedTask's"
-                " and does not call it, so the task would run without its lock; put LockedTask"
-                f" first, as in class Base(LockedTask, {base.__name__}), or have that __call__"
-                " return super().__call__(*args, **kwargs)"
-            )
-    return detours[0].__qualname__ if detours else ""
-
-
-def _detours(task: type[LockedTask]) -> Iterator[type[Any]]:
-    for base in task.__mro__[: task.__mro__.index(LockedTask)]:
-        code = _code_of(base)
-        # What it calls is known only when it runs; that it cannot call super() is known now.
-        if code and "__class__" not in code.co_freevars and "__call__" not in code.co_names:
-            yield base
-
-
-def _code_of(base: type[Any]) -> Any:
-    """Return the code of a class's own ``__call__``; None: it has none, or an agent replaced it."""
-    call = vars(base).get("__call__")
-    code = getattr(inspect.unwrap(call), "__code__", None) if call else None
-    return code if code is not None and code.co_name == "__call__" else None

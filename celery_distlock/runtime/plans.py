@@ -16,7 +16,7 @@ from celery_distlock.stores import Ability, Store
 from celery_distlock.unique import CallRule, Throttle, rule_of
 
 from .current import Task
-from .task_function import TaskFunction
+from .declaration import TaskFunction
 
 __all__ = [
     "OPTIONS",

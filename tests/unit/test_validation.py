@@ -7,7 +7,7 @@ from celery import Celery
 from celery_distlock import LockedTask
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.task_function import Validation
+from celery_distlock.runtime.declaration import Validation
 
 KEY = "order:{order.number}"
 

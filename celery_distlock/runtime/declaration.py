@@ -1,4 +1,4 @@
-"""What Celery calls when a task runs: its signature, and whether its body ends with its call."""
+"""How a task is declared: the function and the ``__call__`` that Celery calls, and its bases."""
 
 import contextlib
 import functools
@@ -9,13 +9,16 @@ from inspect import Parameter
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
-from celery.app import base
+from celery import Celery
+from celery.app import base as celery_base
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import AS_TEXT, Arguments, KeyRule
 from celery_distlock.rate import Rate
 
-__all__ = ["TaskFunction", "Validation"]
+from .current import Task
+
+__all__ = ["TaskFunction", "Validation", "declared_names", "detour", "refuse_strategy"]
 
 _RUN = "_distlock_run"  # among a task class's attributes
 _WRAPPERS = (vars(contextlib), vars(functools))  # where wrappers are made that hand on all they get
@@ -222,7 +225,7 @@ class Validation:
     @staticmethod
     def is_made_by(function: Any) -> bool:
         """Whether *function* is Celery's wrapper, and not the user's function."""
-        return getattr(function, "__globals__", None) is vars(base)
+        return getattr(function, "__globals__", None) is vars(celery_base)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """
@@ -237,3 +240,62 @@ class Validation:
 
 def _arguments(*args: Any, **kwargs: Any) -> Arguments:
     return args, kwargs
+
+
+def declared_names(task: type[Any], app: Celery) -> list[str]:
+    """Return the names under which *app* has tasks of this class; none: it is a base of others."""
+    name: str | None = task.name
+    if name is not None and getattr(task, "_decorated", False):
+        return [name]
+    # `register_task` takes instances, and names those whose class has no name. Not `app.tasks`,
+    # which declares all tasks that are still pending.
+    registered: Mapping[str, Any] = app._tasks  # type: ignore[attr-defined]
+    names = [each.name for each in list(registered.values()) if type(each) is task]
+    return names or ([] if name is None else [name])
+
+
+def refuse_strategy(task: type[Any], name: str, ours: type[Any]) -> None:
+    """Raise if a base of *task* but *ours* receives its messages in another way than one by one."""
+    for each in task.__mro__:
+        if each not in (ours, Task) and "Strategy" in vars(each):
+            raise ConfigurationError(
+                f"task {name}: the Strategy of {each.__qualname__} receives messages past the lock,"
+                " as that of celery-batches does; declare the task without LockedTask, and take the"
+                " key in its body: with Lock(...): ..."
+            )
+
+
+def detour(task: type[Any], name: str, ours: type[Any]) -> str:
+    """
+    Return which class of *task*, before *ours*, has a ``__call__`` that seems to take no lock.
+
+    Empty: none.
+
+    Raises:
+        ConfigurationError: That class is not a `LockedTask`, comes before it, and runs the task.
+    """
+    detours = list(_detours(task, ours))
+    for base in detours:
+        if not issubclass(base, ours) and "run" in _code_of(base).co_names:
+            raise ConfigurationError(
+                f"task {name}: the __call__ of {base.__qualname__} comes before LockedTask's"
+                " and does not call it, so the task would run without its lock; put LockedTask"
+                f" first, as in class Base(LockedTask, {base.__name__}), or have that __call__"
+                " return super().__call__(*args, **kwargs)"
+            )
+    return detours[0].__qualname__ if detours else ""
+
+
+def _detours(task: type[Any], ours: type[Any]) -> Iterator[type[Any]]:
+    for base in task.__mro__[: task.__mro__.index(ours)]:
+        code = _code_of(base)
+        # What it calls is known only when it runs; that it cannot call super() is known now.
+        if code and "__class__" not in code.co_freevars and "__call__" not in code.co_names:
+            yield base
+
+
+def _code_of(base: type[Any]) -> Any:
+    """Return the code of a class's own ``__call__``; None: it has none, or an agent replaced it."""
+    call = vars(base).get("__call__")
+    code = getattr(inspect.unwrap(call), "__code__", None) if call else None
+    return code if code is not None and code.co_name == "__call__" else None
