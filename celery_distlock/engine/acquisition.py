@@ -1,22 +1,24 @@
-"""Acquire, wait for and release keys: what locks and locked tasks have in common."""
+"""
+Acquire a key and release it: what locks and locked tasks have in common.
+
+Off this path: :mod:`.waiting` if the key is held, :mod:`.several` for several keys in one step, and
+:mod:`.pending_releases` for a release that is not answered.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
 
 from celery_distlock import clock
-from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.errors import ConfigurationError, StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, begin_anew
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, Store
+from celery_distlock.stores import AcquireRequest, Store
 from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.identities import ExecutionId
 from celery_distlock.stores.values import (
-    ALONE,
     Completion,
     ParkRequest,
     Reply,
     Status,
-    Want,
     WokenTask,
 )
 
@@ -24,28 +26,25 @@ from .hold import GLANCE, Hold, HoldState
 from .owners import held_here
 from .pending_releases import release_later
 from .shared_holds import SharedHolds
+from .waiting import wait_for
 from .watchdog import watchdog
 
 logger = logging.getLogger(__name__)
 
 __all__ = [
-    "Waiter",
     "acquire",
-    "acquire_all",
     "ask",
     "conclude",
     "defaults",
+    "erase",
     "give_back",
     "give_up",
     "held_here",
     "record",
     "release",
-    "release_by",
+    "release_all_later",
+    "release_hold_later",
 ]
-
-BACKSTOP = 1.0  # seconds, times the position in the queue, after which a waiter asks without a push
-PATIENCE = 30.0  # seconds for which a queued waiter tolerates a store that does not answer
-OUTAGE_PAUSE = 0.25  # seconds between its attempts
 
 
 def _reset_shared_holds() -> None:
@@ -85,17 +84,17 @@ def acquire(
                 defaults.shared_holds.record(hold, at_once=not waits)
             # One request either gets the key or joins the queue.
             if waits and hold.store.subscribed(hold.key):
-                reply = _wait(hold, deadline, answered=False)
+                reply = wait_for(hold, deadline, ask, answered=False)
             else:
                 reply = ask(hold, park)
                 if waits and reply.status is Status.BUSY:
-                    reply = _wait(hold, deadline, answered=True)
+                    reply = wait_for(hold, deadline, ask, answered=True)
             concluded = conclude(hold, reply, deadline if park is None else float("inf"))
             if concluded is not None:
                 return concluded
     except BaseException:
         # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become ours.
-        _release_all_later([hold])
+        release_all_later([hold])
         raise
 
 
@@ -107,62 +106,17 @@ def conclude(hold: Hold, reply: Reply, deadline: float) -> Reply | None:
         return reply
     hold.end()
     if reply.status is not Status.GRANTED:
-        _erase(hold)
+        erase(hold)
         return reply
-    _release_later(hold)  # granted too late to rely on
+    release_hold_later(hold)  # granted too late to rely on
     if clock.monotonic() >= deadline:
         return reply._replace(status=Status.BUSY)
     hold.start_over()
     return None
 
 
-def acquire_all(holds: Sequence[Hold]) -> bool:
-    """
-    Ask for the keys of *holds*, of one store and execution, in one step; hold all or none.
-
-    False: not all of them are available, or this store takes only one at a time.
-
-    Raises:
-        StoreError: What the store may have granted is released in the background.
-    """
-    first = holds[0]
-    try:
-        for hold in holds:
-            record(hold, at_once=True)
-        replies = first.store.acquire_all(
-            [hold.key for hold in holds],
-            [hold.owner for hold in holds],
-            first.terms.lease,
-            run=first.run,
-            redelivered=first.redelivered,
-            retain=first.retain,
-            **_wants_of(holds),
-        )
-        if replies is None:
-            for hold in holds:
-                _erase(hold)
-            return False
-        taken = [hold.take(reply) for hold, reply in zip(holds, replies, strict=True)]
-        for hold in holds:
-            watchdog(hold.store).watch(hold)
-            record(hold)
-        for reply in replies:
-            first.store.dispatch(reply.wake)
-        if all(taken):
-            return True
-    except BaseException:
-        _release_all_later(holds)
-        raise
-    _release_all_later(holds)  # granted too late to rely on
-    return False
-
-
-def _wants_of(holds: Sequence[Hold]) -> dict[str, list[Want]]:
-    wants = [hold.want for hold in holds]
-    return {} if all(want == ALONE for want in wants) else {"wants": wants}
-
-
-def _release_all_later(holds: Sequence[Hold]) -> None:
+def release_all_later(holds: Sequence[Hold]) -> None:
+    """Give up each of *holds*, as by :func:`give_up`."""
     for hold in holds:
         give_up(hold)
 
@@ -171,18 +125,19 @@ def give_up(hold: Hold, inbox: Inbox | None = None) -> None:
     """Stop holding, and stop waiting at *inbox*. Release what the store granted, now or later."""
     watchdog(hold.store).forget(hold)
     hold.end()
-    _release_later(hold, inbox=inbox)
+    release_hold_later(hold, inbox=inbox)
 
 
-def _release_later(
+def release_hold_later(
     hold: Hold,
     ended: Completion = Completion.NO,
     inbox: Inbox | None = None,
     rest: tuple[str, float] | None = None,
 ) -> None:
+    """Release what *hold*, which has ended, may have in the store, in the background."""
     request = hold.release_request(ended, inbox=inbox, keep_for=rest)
     record(hold)  # no process may renew it from now on
-    release_later(hold.store, request, lambda: _erase(hold, request.owner))
+    release_later(hold.store, request, lambda: erase(hold, request.owner))
 
 
 def record(hold: Hold, *, at_once: bool = False) -> None:
@@ -191,7 +146,8 @@ def record(hold: Hold, *, at_once: bool = False) -> None:
         defaults.shared_holds.record(hold, at_once=at_once)
 
 
-def _erase(hold: Hold, owner: str | None = None) -> None:
+def erase(hold: Hold, owner: str | None = None) -> None:
+    """Remove the record of *hold*, or of its former *owner*: nothing of it is in the store."""
     if defaults.shared_holds is not None:
         defaults.shared_holds.erase(owner or hold.owner)
 
@@ -217,84 +173,6 @@ def ask(hold: Hold, queue: Inbox | ParkRequest | None) -> Reply:
     if reply.wake is not None:
         hold.store.dispatch(reply.wake)
     return reply
-
-
-class Waiter:
-    """
-    A waiter in the queue of a key: its requests between two pauses.
-
-    Args:
-        hold: The hold that waits.
-        deadline: When to stop waiting, by the local clock.
-        answered: Whether the store has already answered that the key is held. A store that has
-            answered may stay silent for a while.
-
-    Attributes:
-        inbox: Where pushes arrive.
-        pause: Seconds after which it asks again without a push.
-    """
-
-    def __init__(self, hold: Hold, deadline: float, *, answered: bool) -> None:
-        self.inbox = hold.store.inbox(hold.key, hold.owner)
-        self.pause = 0.0
-        self._hold = hold
-        self._deadline = deadline
-        self._answered = answered
-        self._silent_since: float | None = None
-
-    def ask(self) -> Reply | None:
-        """
-        Ask once. None: the key is held, or the store silent; ask again after a push or `pause`.
-
-        Raises:
-            StoreError: The store refuses, or has been silent for too long.
-        """
-        hold, pause = self._hold, OUTAGE_PAUSE
-        try:
-            reply = ask(hold, self.inbox)
-            self._silent_since, self._answered = None, True
-        except StoreUnavailableError:
-            if not self._answered:
-                raise
-            now = clock.monotonic()
-            self._silent_since = self._silent_since or now
-            if now > min(self._deadline, self._silent_since + PATIENCE):
-                raise
-        else:
-            if reply.status is not Status.BUSY:
-                return reply
-            if clock.monotonic() >= self._deadline:
-                hold.store.dispatch(hold.store.release(self.departure).wake)
-                return reply
-            pause = _backstop(reply, hold.run)
-        self.pause = max(0.0, min(pause, self._deadline - clock.monotonic()))
-        return None
-
-    @property
-    def departure(self) -> ReleaseRequest:
-        """The request that removes this waiter from the queue."""
-        hold = self._hold
-        return ReleaseRequest(hold.key, hold.owner, inbox=self.inbox, started=hold.started)
-
-
-def _wait(hold: Hold, deadline: float, *, answered: bool) -> Reply:
-    waiter = Waiter(hold, deadline, answered=answered)
-    try:
-        while (reply := waiter.ask()) is None:
-            waiter.inbox.wait(waiter.pause)
-        return reply
-    except BaseException:
-        release_later(hold.store, waiter.departure)
-        raise
-    finally:
-        waiter.inbox.close()
-
-
-def _backstop(reply: Reply, run: str) -> float:
-    # The first waiter asks when the holder's lease ends, the others one after another behind it. A
-    # retry asks early at any position: the key may be reserved for it, and no push announces that.
-    place = 0 if ExecutionId.parse(run).retries else reply.place
-    return min(reply.remaining + 0.01, BACKSTOP) + BACKSTOP * place
 
 
 def release(
@@ -345,9 +223,9 @@ def give_back(
         ours = released.released
     except StoreError as error:
         logger.warning("%r is released later, or its lease ends: %s", shown(hold.key), error)
-        _release_later(hold, ended, rest=rest)
+        release_hold_later(hold, ended, rest=rest)
     except BaseException:  # such as a time limit's exception, which the caller has to get soon
-        _release_later(hold, ended, rest=rest)
+        release_hold_later(hold, ended, rest=rest)
         raise
     else:
         if defaults.shared_holds is not None:
@@ -361,30 +239,6 @@ def give_back(
     if before is HoldState.HELD:
         hold.tell_released()
     return before
-
-
-def release_by(holds: Sequence[Hold], ask: Callable[[], Reply]) -> Reply:
-    """
-    Stop holding by *ask*, a request that itself gives the keys up; return its answer.
-
-    Raises:
-        StoreError: The keys are released in the background.
-    """
-    before = [hold.end() for hold in holds]
-    try:
-        reply = ask()
-    except BaseException:
-        for hold in holds:
-            _release_later(hold)
-        raise
-    finally:
-        for hold in holds:
-            watchdog(hold.store).forget(hold)
-    for hold, state in zip(holds, before, strict=True):
-        _erase(hold)
-        if state is HoldState.HELD:
-            hold.tell_released()
-    return reply
 
 
 def no_store() -> Store:

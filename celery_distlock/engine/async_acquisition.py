@@ -24,9 +24,10 @@ from celery_distlock.stores import Store
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import Reply, Status
 
-from .acquisition import PATIENCE, Waiter, ask, conclude, give_back, give_up, record
+from .acquisition import ask, conclude, give_back, give_up, record
 from .hold import Hold, HoldState
 from .upgrading import UpgradeWaiter, leaving
+from .waiting import PATIENCE, Waiter
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +202,7 @@ class _Attempt:
                 reply = ask(hold, None)
                 if reply.status is not Status.BUSY or not self._waits:
                     return reply
-            self._waiter = waiter = Waiter(hold, self._deadline, answered=answered)
+            self._waiter = waiter = Waiter(hold, self._deadline, ask, answered=answered)
             self._listen(waiter.inbox)
         return self._ask_at(waiter)
 

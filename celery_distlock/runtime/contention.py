@@ -5,9 +5,10 @@ from typing import Any
 from celery.exceptions import Ignore
 
 from celery_distlock import policies
-from celery_distlock.engine.acquisition import acquire, acquire_all, release_by
+from celery_distlock.engine.acquisition import acquire
 from celery_distlock.engine.hold import Hold, want_of
 from celery_distlock.engine.pending_releases import release_later
+from celery_distlock.engine.several import acquire_all, release_by
 from celery_distlock.engine.upgrading import conflict, upgrade, wants_upgrade
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.key import Key

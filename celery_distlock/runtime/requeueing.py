@@ -9,9 +9,10 @@ from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
 from celery_distlock import clock, policies
-from celery_distlock.engine.acquisition import acquire, release_by
+from celery_distlock.engine.acquisition import acquire
 from celery_distlock.engine.hold import Hold, want_of
 from celery_distlock.engine.pending_releases import release_later
+from celery_distlock.engine.several import release_by
 from celery_distlock.errors import LockKeyError, StoreError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name

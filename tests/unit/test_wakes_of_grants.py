@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from celery_distlock.engine import async_acquisition
-from celery_distlock.engine.acquisition import acquire, acquire_all, release
+from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.hold import Hold, Terms
+from celery_distlock.engine.several import acquire_all
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import Status, WokenTask
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from celery_distlock import Key, Lock, clock
 from celery_distlock.engine import hold as hold_module
-from celery_distlock.engine.acquisition import acquire_all, release
+from celery_distlock.engine.acquisition import release
 from celery_distlock.engine.hold import Hold, Terms
+from celery_distlock.engine.several import acquire_all
 from celery_distlock.errors import LockError, StoreError
 from celery_distlock.stores import Ability, AcquireRequest, ReleaseRequest, Want, open_store
 from celery_distlock.stores.redis.store import RedisStore

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from celery_distlock import AsyncLock, Key, Lock, Rate
-from celery_distlock.engine import acquisition, async_acquisition
+from celery_distlock.engine import async_acquisition, waiting
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import open_store
 from tests.integration.async_lock.conftest import in_a_moment
@@ -196,7 +196,7 @@ def test_waiters_tolerate_a_server_that_comes_back(private_server, fault):
 
 @pytest.mark.faults
 def test_a_server_that_does_not_come_back_is_unavailable(private_server, monkeypatch):
-    monkeypatch.setattr(acquisition, "PATIENCE", 1.0)
+    monkeypatch.setattr(waiting, "PATIENCE", 1.0)
     server = private_server()
     store = open_store(server.url, "p")
 
