@@ -92,7 +92,7 @@ class Unlocked:
 
 
 def is_in_before_start(task: Task) -> bool:
-    """Whether the `before_start` of the task's request is under way here; Celery does not tell."""
+    """Whether the `before_start` of the task's request runs in this thread; Celery does not say."""
     handler: Any = type(task).before_start
     if handler is Task.before_start:
         return False

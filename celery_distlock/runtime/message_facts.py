@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 HEADER = "distlock"  # the one header of ours
-# Beside them in the header, of one sending alone: the queue whose copy is the only one to count.
+# In the header, too, for one sending only: the queue to whose copy of the message it applies.
 ADDRESSEE = "addressee"
 
 
@@ -76,7 +76,7 @@ class LockHeader(NamedTuple):
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
-        """Read it from a message's headers; that of another message counts for nothing."""
+        """Read it from a message's headers; ignore that of another message."""
         if HEADER not in headers and "x-death" not in headers:  # as most messages
             return _NOTHING
         values, deaths = _values_of(headers), _deaths(headers.get("x-death"))
@@ -110,7 +110,7 @@ class LockHeader(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How often it was put back, or has come back, as its execution's id tells."""
+        """How often it was put back or has come back; part of its execution's id."""
         return self.requeues + self.postponed + self.deaths
 
     @property
@@ -142,7 +142,7 @@ def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _deaths(told: Any) -> int:
-    """Return how often a message was rejected, as RabbitMQ tells of each queue and reason."""
+    """Return how often a message was rejected; RabbitMQ lists each queue and reason."""
     entries = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
     return sum(_whole(each.get("count")) for each in entries if each.get("reason") == "rejected")
 
@@ -278,7 +278,7 @@ class Received(NamedTuple):
 
     @staticmethod
     def note(message: Message, **facts: Any) -> None:
-        """Note *facts*, some of the attributes, on *message*, beside those noted before."""
+        """Add *facts*, some of the attributes, to those noted on *message*."""
         properties: dict[str, Any] = message.properties
         noted = properties.get(PROPERTY)
         if not isinstance(noted, _Noted):

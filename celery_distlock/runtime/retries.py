@@ -29,7 +29,7 @@ def kept_for_retry(invocation: Invocation, retry: Retry) -> dict[str, tuple[str,
 
 
 def _next_attempt(invocation: Invocation, retry: Retry) -> str:
-    """Return the id of the execution whose message was sent; Celery copies not every header."""
+    """Return the id of the execution that was sent; Celery does not copy every header."""
     request, signature = invocation.request, getattr(retry, "sig", None)
     headers = {} if signature is None else signature.options.get("headers") or {}
     nesting = request.replaced_task_nesting
@@ -50,7 +50,7 @@ def _wanted_again(invocation: Invocation, retry: Retry) -> set[str]:
         _ensure_readable(given, signature.options.get("serializer") or task.serializer)
         keys = plan.rule.keys(*given, receive_of_call(task, signature.options))
         wanted = {key.template for key in keys}
-    except Exception:  # noqa: BLE001  # it is sent, and will fail, and come for no key
+    except Exception:  # noqa: BLE001  # it is sent, and will fail without a key
         return set()
     return held & wanted
 
