@@ -18,7 +18,6 @@ from .hold import Hold, Terms, ensure_able, want_of
 from .lease import Lease
 from .owners import AnyTask, Holds, held_by, held_here, hold_around, hold_here, turns_of
 from .task_holds import TaskHold
-from .upgrading import conflict
 from .watchdog import watchdog
 
 

@@ -8,8 +8,6 @@ from .acquisition import erase, record, release_all_later, release_hold_later
 from .hold import Hold, HoldState
 from .watchdog import watchdog
 
-__all__ = ["acquire_all", "release_by"]
-
 
 def acquire_all(holds: Sequence[Hold]) -> bool:
     """

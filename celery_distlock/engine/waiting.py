@@ -13,8 +13,6 @@ from celery_distlock.stores.values import Reply, Status
 from .hold import Hold
 from .pending_releases import release_later
 
-__all__ = ["PATIENCE", "Waiter", "wait_for"]
-
 BACKSTOP = 1.0  # seconds, times the position in the queue, after which a waiter asks without a push
 PATIENCE = 30.0  # seconds for which a queued waiter tolerates a store that does not answer
 OUTAGE_PAUSE = 0.25  # seconds between its attempts

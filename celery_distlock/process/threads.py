@@ -5,8 +5,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["PerThread", "eventlet_patched", "gevent_patched", "greenlets_library"]
-
 T = TypeVar("T")
 
 

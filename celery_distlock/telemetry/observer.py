@@ -20,8 +20,6 @@ from celery_distlock.stores import Store
 from . import events, tracing
 from .counters import Counters
 
-__all__ = ["flush", "is_traced", "observe"]
-
 logger = logging.getLogger(__name__)
 
 MOST = 100_000  # signals queued between two rounds; beyond that, the oldest are not counted

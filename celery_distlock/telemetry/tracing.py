@@ -19,8 +19,6 @@ from typing import Any
 from celery_distlock.process.background import LAST_MOMENT, BackgroundNotifier
 from celery_distlock.process.forks import ForkStage, begin_anew
 
-__all__ = ["observe"]
-
 MOST = 10_000  # open spans
 
 _open: dict[str, Any] = {}  # spans of the current holds of this process, by holder

@@ -8,20 +8,6 @@ from typing import Any
 
 from celery_distlock.stores.values import ALONE, FIRST, Route, Want, WokenTask
 
-__all__ = [
-    "EXACT",
-    "Answer",
-    "Fields",
-    "is_ours",
-    "micros_of",
-    "seconds_of",
-    "since_of",
-    "sum_counters",
-    "text",
-    "together",
-    "want_of",
-]
-
 EXACT = 2**53  # microseconds; no time or token of ours is above it
 
 

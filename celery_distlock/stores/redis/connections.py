@@ -38,28 +38,6 @@ from celery_distlock import clock
 from . import scripts
 from .topology import PushTarget, Topology
 
-__all__ = [
-    "ANSWERLESS",
-    "ASKING",
-    "TIMEOUT",
-    "BrokenOffError",
-    "Command",
-    "ConnectionFactory",
-    "ConnectionPool",
-    "NodeSettings",
-    "OneServer",
-    "Server",
-    "TooFewReplicasError",
-    "TurnedAwayError",
-    "command",
-    "fields",
-    "known",
-    "milliseconds",
-    "script_call",
-    "time_left",
-    "trimmed",
-]
-
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
 KEPT = 32  # the most idle connections to keep, per time limit
 UNUSED = 60.0  # seconds after which connections that were idle all the time are closed

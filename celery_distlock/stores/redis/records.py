@@ -22,8 +22,6 @@ from .request_runner import Answered
 if TYPE_CHECKING:
     from .parts import Reach
 
-__all__ = ["RELEASE", "Records", "Replies", "token_of", "unreadable", "wanted"]
-
 RELEASE = scripts.load("release")
 _INDEX = scripts.load("index")
 

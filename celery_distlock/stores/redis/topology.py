@@ -9,8 +9,6 @@ from celery_distlock.stores.findings import Finding
 if TYPE_CHECKING:
     from .connections import Command, ConnectionFactory
 
-__all__ = ["HostPort", "PushTarget", "Topology"]
-
 HostPort: TypeAlias = tuple[str, int]
 
 
