@@ -229,11 +229,12 @@ class LockedTask(Sending):
 
 def _note_call(task: LockedTask) -> bool:
     """
-    Note that the request of *task* came to where its lock is taken.
+    Note that the request of *task* has reached `LockedTask.__call__`.
 
     Returns:
-        Whether it is not the request's own call: there is none, a locked task runs here, or one of
-        the task's handlers (`before_start`, `on_success`, `after_return`) calls it.
+        Whether the call is nested, that is, not the request's own: there is no request, a locked
+        task runs in this thread, or one of the task's handlers (`before_start`, `on_success`,
+        `after_return`) makes the call.
     """
     request, running = task.request, here()
     if request.called_directly or is_in_before_start(task):

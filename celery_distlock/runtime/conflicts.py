@@ -21,11 +21,11 @@ TURN_TIMEOUT = 1.0  # seconds that the store has to suggest a retry delay
 # For a retry whose message came before the attempt that sent it has ended.
 EARLY = policies.Retry(delay=0.2, max_delay=30.0, turns=False)
 # For a second delivery, where it cannot be parked until the first has ended.
-SET_ASIDE = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
+DEFERRED = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
 
 
 class Conflicts:
-    """Reports that a key is taken, and does what the policy of *invocation* says."""
+    """Reports that a key is taken, and applies the policy of *invocation*."""
 
     def __init__(self, invocation: Invocation, requeueing: Requeueing) -> None:
         self._invocation = invocation
@@ -33,7 +33,7 @@ class Conflicts:
         self._requeueing = requeueing
 
     def found_on_arrival(self) -> tuple[str, Reply] | None:
-        """Return the key that was taken when the message arrived, if that counts."""
+        """Return the key that was taken on arrival, for policies that decide by that."""
         received = self._invocation.received
         taken = received.taken if self._invocation.has_message else None
         if taken is None or taken.run == self._invocation.execution_id:
@@ -50,7 +50,7 @@ class Conflicts:
 
     def follow(self, decision: Decision) -> Any:
         """
-        Do what was decided, and return the task's result.
+        Apply *decision*, and return the task's result.
 
         Raises:
             Ignore: The task is sent again.
@@ -65,7 +65,7 @@ class Conflicts:
 
     def note_failure(self, error: LockConflictError | StoreError) -> None:
         """
-        Have the task fail by *error*, before its body: it is not sent again.
+        Fail the task with *error*, and drop its parked message, if any, after a conflict.
 
         Raises:
             Retry: ``autoretry_for`` names the error.
@@ -77,7 +77,7 @@ class Conflicts:
             _fail(self._invocation.task, error)
 
     def _forget_parked(self) -> None:
-        # It was parked under another policy, as that of the code before a deploy.
+        # It was parked under another policy, such as that of the previous release.
         if self._invocation.redelivered:
             self._requeueing.leave_reservations(mark=True)
             self._requeueing.drop_parked()

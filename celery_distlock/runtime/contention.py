@@ -1,4 +1,4 @@
-"""How an execution gets keys that are not simply free: entered, several, taken, reserved ones."""
+"""Acquires keys that are not simply free: entered ones, several, taken or reserved ones."""
 
 from typing import Any
 
@@ -34,8 +34,8 @@ class Contention:
     Its methods raise:
 
     - Ignore: The task is parked, was sent again, or is a second delivery that may not run.
-    - LockConflictError: The policy is for failing.
-    - StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
+    - LockConflictError: The policy refuses.
+    - StoreUnavailableError: The store is away, and `lock_on_outage` is ``"fail"``.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Contention:
         self._requeueing = requeueing
 
     def decide_at_once(self) -> Decision | None:
-        """Return what was decided before any key is asked for: when it arrived, or as a call."""
+        """Return what is decided before any key is requested: on arrival, or for a second call."""
         invocation = self._invocation
         if (found := self._conflicts.found_on_arrival()) is not None:
             return self._conflicts.decide(*found)
@@ -106,7 +106,7 @@ class Contention:
         return True
 
     def take_woken(self, key: Key, timeout: float) -> Decision | None:
-        """Ask for *key*, then wait for it; the store does not send a run again that waits."""
+        """Request *key*, then wait for it; the store does not resend a run that waits."""
         hold, reply = self._acquire(key, timeout=0.0)
         if hold is not None and not self._invocation.is_second_delivery(reply):
             if reply.status is Status.BUSY:
@@ -233,7 +233,7 @@ class Contention:
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)
             raise
-        for hold in taken:  # not before: until then it is to be released in any case
+        for hold in taken:  # not earlier: until here it must be released after an error
             self._invocation.taken.remove(hold)
             self._invocation.owned.pop((store.identity, hold.key), None)
             if reply.status not in (Status.RESERVED, Status.PARKED):  # it waits nowhere

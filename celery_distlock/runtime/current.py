@@ -92,13 +92,13 @@ class Unlocked:
 
 
 def is_in_before_start(task: Task) -> bool:
-    """Whether the `before_start` of the task's request runs in this thread; Celery does not say."""
+    """Whether the task's `before_start` is running in this thread; Celery keeps no flag for it."""
     handler: Any = type(task).before_start
     if handler is Task.before_start:
         return False
     code = getattr(handler, "__code__", None)
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals is not vars(trace):  # there the request begins
+    while frame is not None and frame.f_globals is not vars(trace):  # the request begins there
         if frame.f_code is code and _runs(frame, handler):
             return True
         frame = frame.f_back
@@ -106,7 +106,7 @@ def is_in_before_start(task: Task) -> bool:
 
 
 def _runs(frame: FrameType, function: Any) -> bool:
-    """Whether it is *function* whose code *frame* runs: a decorator's is also that of others."""
+    """Whether *frame* runs *function*, and not another closure of the same decorator."""
     closed_over = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     return all(frame.f_locals.get(name) is _value(cell) for name, cell in closed_over)
 
@@ -114,5 +114,5 @@ def _runs(frame: FrameType, function: Any) -> bool:
 def _value(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it has none
+    except ValueError:  # the cell is empty
         return None

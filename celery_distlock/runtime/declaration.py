@@ -21,7 +21,7 @@ from .current import Task
 __all__ = ["TaskFunction", "Validation", "declared_names", "detour", "refuse_strategy"]
 
 _RUN = "_distlock_run"  # among a task class's attributes
-_WRAPPERS = (vars(contextlib), vars(functools))  # where wrappers are made that hand on all they get
+_WRAPPERS = (vars(contextlib), vars(functools))  # their wrappers pass all arguments on
 _RUNS = re.compile("^run|sync|await")  # names in code that runs a coroutine
 
 _KINDS = {

@@ -1,9 +1,9 @@
 """
 One execution of a locked task: its keys are acquired, its body runs, its keys are released.
 
-What is known about it is an :mod:`.invocation`. Off this path: :mod:`.contention` if a key is
-taken or there are several, where :mod:`.conflicts` asks the policy; :mod:`.requeueing` if it runs
-later; :mod:`.retries` if it keeps its keys; :mod:`.repairs` before and after.
+All parts share an :mod:`.invocation`. Off this path: :mod:`.contention` if a key is taken or there
+are several, where :mod:`.conflicts` applies the policy; :mod:`.requeueing` if it runs later;
+:mod:`.retries` if it keeps its keys; :mod:`.repairs` before and after.
 """
 
 import concurrent.futures
@@ -61,7 +61,7 @@ class Execution:
         ensure_able(store, keys, f"task {task.name}")
         self.task = task
         self._store = store
-        # The same order for all: no two wait for each other.
+        # The same order in all processes, so that no two wait for each other.
         in_order = tuple(sorted(keys, key=attrgetter("template")))
         self._invocation = invocation = Invocation(task, plan, store, in_order, nested=nested)
         if invocation.has_message:
@@ -72,7 +72,7 @@ class Execution:
         # By the keys that are kept for the next attempt: its execution id, and for how many seconds
         self._keep_for: dict[str, tuple[str, float]] = {}
         self._succeeded: bool | None = None  # whether the body has returned; None: it has not begun
-        self._around = sys.exc_info()[1]  # what is being handled anyway, where the task is called
+        self._around = sys.exc_info()[1]  # being handled already where the task is called
 
     def run(self, body: Callable[[], Any]) -> Any:
         """
@@ -102,7 +102,7 @@ class Execution:
             self.release()
 
     def _acquire_keys(self) -> Decision | None:
-        """Acquire every key, or none; or return what the policy says of the first that is taken."""
+        """Acquire every key, or return the policy's decision for the first one that is taken."""
         invocation = self._invocation
         if invocation.received.taken is not None or invocation.plan.unique is not None:
             decision = self._contention.decide_at_once()
@@ -142,8 +142,8 @@ class Execution:
         Run *body*, aborted if a key is lost; return its result.
 
         Raises:
-            Exception: What the body raises, :exc:`LockLostError` above all.
-            Postponed: It has failed and is requeued.
+            Exception: Any error of the body; :exc:`LockLostError` if it was aborted.
+            Postponed: The body failed, and the task is requeued.
         """
         invocation = self._invocation
         sealed = None
@@ -175,7 +175,7 @@ class Execution:
             lost = isinstance(error, LockLostError) and error.key in self.lease.keys
             if sealed is not None and self._goes_back(lost=lost):
                 self._requeueing.requeue(sealed, invocation.taken, error)
-            # A run that lost its lock has not ended: a second delivery of it that waits may run.
+            # A run that lost its lock has not ended: a waiting second delivery of it may run.
             self._completion = Completion.NO if lost else with_result
             raise
         self._completion = with_result
@@ -185,7 +185,7 @@ class Execution:
         return result
 
     def _goes_back(self, *, lost: bool) -> bool:
-        """Whether a task that has failed, or has *lost* its lock, is requeued."""
+        """Whether a task that failed, or *lost* its lock, is requeued."""
         settings = self._invocation.plan.settings
         return settings.on_failure == "requeue" or (lost and settings.on_lost == "requeue")
 
@@ -234,7 +234,7 @@ class Execution:
 
     @property
     def lease(self) -> Lease:
-        """What is held, as the task sees it."""
+        """The lease on the keys, as the task sees it."""
         holds, why_not = self._invocation.holds, self._why_not_postpone
         return Lease(holds, wanted=False, why_not_postpone=why_not)
 
@@ -244,7 +244,7 @@ class Execution:
         return self._requeueing.why_not_postpone()
 
     def _report_pending(self, result: Any) -> None:
-        """Log, once for each task, that its key is released before its work is done."""
+        """Log, once for each task, that the key is released although *result* is unfinished."""
         reported = Runtime.of(self.task.app).pending
         if self.task.name not in reported:
             reported.add(str(self.task.name))

@@ -23,7 +23,7 @@ __all__ = ["Invocation"]
 
 # Seconds; RabbitMQ's consumer timeout. Redis's visibility timeout is twice that if it is not set.
 BROKER_TIMEOUT = 1800.0
-LOOK_TIMEOUT = 1.0  # seconds that the store has to tell who holds a key
+LOOK_TIMEOUT = 1.0  # seconds that the store has to return a key's holders
 WEIGHT = 0.3  # of the newest hold in the average of a task
 MOST = 1000  # averages; a program has fewer tasks
 
@@ -37,9 +37,9 @@ class Invocation:
     Attributes:
         keys: What it needs, in the order in which it is acquired.
         missing: Those of the keys that have not been taken yet.
-        taken: What it has acquired, in that order.
-        entered: What this thread held already, and holds once more.
-        owned: All that this thread holds.
+        taken: The holds that it has acquired, in that order.
+        entered: The holds of this thread that it has entered once more.
+        owned: All holds of this thread.
         asked_to_park: The store was asked to park it, so it may have the message.
         nested: It is a call by other code, which may have no message.
         has_message: It was called by a message of its own; false for calls by other code, in eager
@@ -75,11 +75,11 @@ class Invocation:
 
     @property
     def holds(self) -> tuple[Hold, ...]:
-        """All that is held."""
+        """All holds of the invocation."""
         return tuple(self.entered + self.taken)
 
     def enter(self, key: Key) -> bool:
-        """Whether *key* is held here already; then it is entered once more."""
+        """Enter *key* once more if this thread holds it already; return whether it does."""
         held = hold_here(self.store.identity, key.template)
         if held is None:
             return False
@@ -92,7 +92,7 @@ class Invocation:
         """Note that *hold* is acquired, and report the wait of a task that was woken for it."""
         self.taken.append(hold)
         self.owned[self.store.identity, hold.key] = hold
-        # Once: at the key that it was parked at. Of several, the others are on its way.
+        # Only once: at the key that it was parked at, not at the others of several.
         header = self.header
         if header.woken and header.parked_at == slot_name(hold.key):
             self.report.event("task_woken", key=hold.key, waited=hold.waited)
@@ -101,7 +101,7 @@ class Invocation:
     def patience(self) -> float:
         """Seconds to wait for a key before it counts as taken."""
         policy, wait = self.plan.policy, self.plan.settings.wait
-        # Without a message nothing can be sent again: what policies say of that means waiting.
+        # Without a message nothing can be sent again: policies that would do so wait instead.
         is_final = isinstance(policy, policies.Skip | policies.Fail | policies.Wait)
         return policy.patience(wait) if self.has_message or is_final else wait
 
@@ -113,7 +113,7 @@ class Invocation:
         return bool(has_waited or self.received.shown or self.asked_to_park)
 
     def note_hold_time(self, seconds: float) -> None:
-        """Take the *seconds* for which its keys were held into the average of its task."""
+        """Add the *seconds* for which its keys were held to the moving average of its task."""
         task, known = str(self.task.name), self.usual_hold_time
         if not known and len(_hold_times) >= MOST:
             _hold_times.clear()
@@ -131,7 +131,7 @@ class Invocation:
 
     @property
     def receive(self) -> Receive | None:
-        """Return what makes of an argument what the worker receives; None: it was received."""
+        """The conversion of an argument to what a worker would receive; None: it was received."""
         return receive_of_request(self.task, nested=self.nested)
 
     def _header_that_came(self) -> LockHeader:

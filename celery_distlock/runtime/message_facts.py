@@ -33,32 +33,32 @@ __all__ = [
     "without_ours",
 ]
 
-HEADER = "distlock"  # the one header of ours
-# In the header, too, for one sending only: the queue to whose copy of the message it applies.
+HEADER = "distlock"  # our only header
+# An extra field of that header, for one sending: the only queue whose copy of the message counts.
 ADDRESSEE = "addressee"
 
 
 class LockHeader(NamedTuple):
     """
-    What has happened to a message because of its lock; its header ``distlock``.
+    The history of a message that waited for its lock; sent as the header ``distlock``.
 
     Attributes:
-        woken: It was parked, and now it is its turn.
+        woken: It was parked, and its key is reserved for it now.
         run: The execution id under which it was parked.
         parked_at: The slot name of the key at which it was parked.
         names: The slot names of all keys that are reserved for it, if it needs several.
-        attempts: How often it was sent again by countdown because its key was taken.
-        outages: How often it was sent again since the store last answered.
-        requeues: How often it was requeued because the task failed.
-        postponed: How often the task has postponed itself, or gone on at other keys than those at
-            which it was parked.
-        returned: It had its key before and came back without an end; or its broker says that it was
-            delivered before.
-        since: When it first found its key taken, in seconds since the epoch; 0: it has not.
-        sent: It has gone through the store as it was sent, and has not found its key taken since.
-        deaths: How often a consumer has rejected it to a dead letter exchange of RabbitMQ's, from
-            which it came back. The broker says that in a header of its own, which it takes from
-            nobody else from version 4.0.1 on: it begins anew when the message is sent again.
+        attempts: Number of times that it was sent again by countdown because its key was taken.
+        outages: Number of times that it was sent again since the store last answered.
+        requeues: Number of times that it was requeued because the task failed.
+        postponed: Number of times that the task postponed itself, or continued at other keys than
+            those at which it was parked.
+        returned: It held its key before and came back without an end; or its broker reports an
+            earlier delivery.
+        since: When it first found its key taken, in seconds since the epoch; 0: never.
+        sent: It was sent through the store, and has not found its key taken since.
+        deaths: Number of times that a consumer rejected it to a RabbitMQ dead letter exchange from
+            which it came back. RabbitMQ has a header for that, but from version 4.0.1 on it ignores
+            the value that a publisher sends: its count restarts when the message is sent again.
     """
 
     woken: bool = False
@@ -76,8 +76,8 @@ class LockHeader(NamedTuple):
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
-        """Read it from a message's headers; ignore that of another message."""
-        if HEADER not in headers and "x-death" not in headers:  # as most messages
+        """Read it from a message's headers; the header of another message is ignored."""
+        if HEADER not in headers and "x-death" not in headers:  # most messages
             return _NOTHING
         values, deaths = _values_of(headers), _deaths(headers.get("x-death"))
         if values is None:
@@ -98,19 +98,19 @@ class LockHeader(NamedTuple):
         )
 
     def of_next(self, **changes: Any) -> "LockHeader":
-        """Return what counts for the next execution, too: how often it was put back."""
+        """Return the header for the next execution, which keeps the number of requeues."""
         kept = LockHeader(requeues=self.requeues, postponed=self.postponed, deaths=self.deaths)
         return kept._replace(**changes)
 
     def parked(self, names: Sequence[str], run: str, **changes: Any) -> "LockHeader":
-        """Return what the message says when it is woken that is parked as *run* at these keys."""
+        """Return the header of the message once it is woken, if parked as *run* at these keys."""
         all_names = tuple(names) if len(names) > 1 else ()
         changes = {"run": run, "parked_at": names[0], "names": all_names, **changes}
         return self._replace(woken=True, **changes)
 
     @property
     def number(self) -> int:
-        """How often it was put back or has come back; part of its execution's id."""
+        """Number of requeues and returns, which is part of its execution's id."""
         return self.requeues + self.postponed + self.deaths
 
     @property
@@ -119,7 +119,7 @@ class LockHeader(NamedTuple):
         return self.names or (self.parked_at,)
 
     def to_header(self, headers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the header of the message with these other *headers*, which it names."""
+        """Return the header's value, which names its message by these other *headers*."""
         message = {"id": headers.get("id"), "retries": headers.get("retries") or 0}
         return {**self._asdict(), **message}
 
@@ -129,10 +129,10 @@ _NOTHING = LockHeader()
 
 def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """
-    Return what the header says; None: there is none, or it is not for this message.
+    Return the header's fields; None: there is no header, or it is another message's.
 
-    A task may hand all the headers of its message on to another call. One that was parked by code
-    before 0.1.0 names its message by its run alone.
+    A task may pass all headers of its message on to another call. A header that was written by code
+    before 0.1.0 names its message by its run only.
     """
     values = headers.get(HEADER)
     if not isinstance(values, Mapping) or values.get("retries") != (headers.get("retries") or 0):
@@ -141,9 +141,10 @@ def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return values if {*named, ""} <= {str(headers.get("id")), ""} else None
 
 
-def _deaths(told: Any) -> int:
-    """Return how often a message was rejected; RabbitMQ lists each queue and reason."""
-    entries = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
+def _deaths(given: Any) -> int:
+    """Return how often a message was rejected, by RabbitMQ's entries per queue and reason."""
+    known = given if isinstance(given, list) else []
+    entries = [each for each in known if isinstance(each, Mapping)]
     return sum(_whole(each.get("count")) for each in entries if each.get("reason") == "rejected")
 
 
@@ -161,29 +162,29 @@ def _number(value: Any) -> float:
 
 
 def without_ours(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *headers* as their sender knows them."""
+    """Return *headers* without ours."""
     return {name: value for name, value in headers.items() if name != HEADER}
 
 
 def addressee_of(headers: Mapping[str, Any]) -> str:
-    """Return the queue that a message is for, of all that get a copy of it; empty: for each."""
+    """Return the only queue whose copy of a message counts; empty: each copy counts."""
     values = _values_of(headers)
-    # One that is dead has left that queue.
+    # A dead-lettered message has left that queue.
     return "" if values is None or "x-death" in headers else str(values.get(ADDRESSEE) or "")
 
 
 def execution_id(headers: Mapping[str, Any], lock_header: LockHeader | None = None) -> str:
     """
-    Return the id of the execution that a message with these *headers* is for.
+    Return the execution id of a message with these *headers*.
 
-    *lock_header*: that of the message, if it is not among them.
+    Pass *lock_header* if the header ``distlock`` is not among them.
     """
     header = LockHeader.of(headers) if lock_header is None else lock_header
     retries, nesting = headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0
     return str(ExecutionId(headers["id"], retries, header.number, nesting))
 
 
-PROPERTY = "distlock"  # of a message, in the main process
+PROPERTY = "distlock"  # the property of a message that has the facts, in the main process
 
 
 class Taken(NamedTuple):
@@ -204,11 +205,11 @@ class Taken(NamedTuple):
 
 
 class _Noted(dict[str, Any]):
-    """Marks what this process has noted on a message; nothing that comes by a wire is one."""
+    """Facts that this process recorded on a message; the type proves that no sender wrote them."""
 
 
 class _Properties(dict[str, Any]):
-    """The properties of a message as they came; as an attribute, what its worker knows of it."""
+    """The properties of a message as they came, with the worker's facts as an attribute."""
 
     received: "Received"
 
@@ -217,31 +218,31 @@ class Received(NamedTuple):
     """
     Facts about one message, from its arrival in the worker to the process that runs its task.
 
-    They travel as an attribute of the properties of the task's request, where its body does not see
-    them, and come from :class:`~celery_distlock.worker.request.LockedRequest` alone. Of a message's
-    properties only what :meth:`note` has put there is read.
+    They are passed as an attribute of the properties of the task's request, where its body does not
+    see them. Only :class:`~celery_distlock.worker.request.LockedRequest` sets them. In a message's
+    properties, only facts that :meth:`note` recorded are read.
 
     Attributes:
         pushed: It came from the lock store, not from the broker.
         doubtful: The store, or another worker, may have it as well.
         shown: The state ``PARKED`` was stored for its task.
         arrival: When it arrived, in microseconds by the store's clock; 0: that is not known, None:
-            nobody has looked yet.
-        taken: The key that was taken when it arrived, if its policy is to judge by that.
-        returns: Its queue is one that it would be sent to again when it is woken.
-        exchange_type: That of the exchange that it was sent to, as far as the main process knows;
-            its children do not know what was added to its queues since they were forked.
-        copy_of: The queue of this worker's that it came by, if its exchange gives a copy to each.
+            not read yet.
+        taken: The key that was taken when it arrived, for policies that decide by that.
+        returns: Its queue is one that it can be sent to again when it is woken.
+        exchange_type: The type of the exchange that it was sent to, if the main process knows it.
+            Its children do not know queues that were added since they were forked.
+        copy_of: The queue of this worker by which it came, if its exchange copies it to each queue.
         content_type: How its body is serialized.
         content_encoding: The body's character set.
-        body: The body as it came; None: it is made of the arguments again.
-        headers: The message's headers as they came, but for ours; None: not from a worker.
-        header: What ours says.
-        delivery_address: Where this worker takes woken tasks; empty: it takes none.
-        destination: Where it was sent, as `messages.destination_of` has it; empty: this worker
-            takes no more that is sent there.
+        body: The body as it came; None: it is serialized again from the arguments.
+        headers: The message's headers as they came, without ours; None: not from a worker.
+        header: Our header.
+        delivery_address: The delivery channel of this worker; empty: it has none.
+        destination: Where it was sent, by `messages.destination_of`; empty: this worker does not
+            consume such a queue any longer.
         received_at: When it arrived, by the local monotonic clock; None: not from a worker.
-        events: The name by which the worker sends events; empty while it sends none.
+        events: The name under which the worker sends events; empty while it sends none.
     """
 
     pushed: bool = False
@@ -264,21 +265,21 @@ class Received(NamedTuple):
 
     @classmethod
     def of(cls, request: Any) -> "Received":
-        """Return what came with *request*, in the process that runs its task."""
+        """Return the facts about the message of *request*, in the process that runs its task."""
         properties = request.properties
         if isinstance(properties, _Properties):
             return properties.received
-        return cls(header=LockHeader.of(request.__dict__))  # Celery's, of a task without a lock
+        return cls(header=LockHeader.of(request.__dict__))  # a request of a task without a lock
 
     @classmethod
     def noted_on(cls, message: Message) -> "Received":
-        """Read what this process has noted on *message*."""
+        """Return the facts that this process recorded on *message*."""
         noted = message.properties.get(PROPERTY)
         return cls(**noted) if isinstance(noted, _Noted) else cls()
 
     @staticmethod
     def note(message: Message, **facts: Any) -> None:
-        """Add *facts*, some of the attributes, to those noted on *message*."""
+        """Record *facts*, a part of the attributes, on *message*; earlier ones are kept."""
         properties: dict[str, Any] = message.properties
         noted = properties.get(PROPERTY)
         if not isinstance(noted, _Noted):
@@ -292,17 +293,18 @@ class Received(NamedTuple):
         return made
 
 
-# What decodes to plain values: others may run users' code when a template looks into them.
+# Serializers that decode to plain values. Objects of others may run users' code when a template
+# reads them.
 _PLAIN = {"json": "application/json", "msgpack": "application/x-msgpack"}
 PLAIN_CONTENT = frozenset(_PLAIN.values())
 
 
 def receive_of_call(task: Task, options: Mapping[str, Any] | None = None) -> Receive:
     """
-    Return what makes of an argument of a call what the worker receives.
+    Return the function that converts an argument of a call to what the worker receives.
 
-    A call without a message is as one with the task's own serializer. So is, in the end, one whose
-    *options* name another serializer, unless that gives plain values.
+    A call without a message is treated as if sent with the task's own serializer. So is a call with
+    another serializer in *options*, after that one, unless that decodes to plain values.
     """
     own: str = task.serializer
     first = (options or {}).get("serializer") or own
@@ -314,7 +316,7 @@ def receive_of_call(task: Task, options: Mapping[str, Any] | None = None) -> Rec
 
 def receive_of_request(task: Task, *, nested: bool = False) -> Receive | None:
     """
-    Return the same for what *task* is called with; None: that has been received.
+    Return the same function for the arguments of *task*; None: they have been received already.
 
     A *nested* call is one by other code, though *task* has a request with a message.
     """
@@ -339,7 +341,7 @@ def _through(serializer: str) -> Callable[[Any], Any]:
         try:
             kind, encoding, body = dumps([value], serializer=serializer)
             (received,) = loads(body, kind, encoding, accept=[kind])
-        except Exception:  # noqa: BLE001  # Celery says what is wrong with it, or it is not sent
+        except Exception:  # noqa: BLE001  # Celery reports the error when it sends the call
             return value
         return received
 

@@ -266,7 +266,7 @@ class Requeueing:
         """
         invocation = self._invocation
         what = invocation.plan.settings.on_outage
-        # A message that the store or the broker may have, too, would run beside itself.
+        # If the store or the broker may have the message as well, two deliveries could run at once.
         if what == "run" and not (invocation.redelivered or invocation.asked_to_park):
             self._report.warning("runs UNLOCKED, the lock store is away: {why}", why=error)
             return

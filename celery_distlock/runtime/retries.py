@@ -29,7 +29,7 @@ def kept_for_retry(invocation: Invocation, retry: Retry) -> dict[str, tuple[str,
 
 
 def _next_attempt(invocation: Invocation, retry: Retry) -> str:
-    """Return the id of the execution that was sent; Celery does not copy every header."""
+    """Return the execution id of the retry that was sent; Celery does not copy all headers."""
     request, signature = invocation.request, getattr(retry, "sig", None)
     headers = {} if signature is None else signature.options.get("headers") or {}
     nesting = request.replaced_task_nesting
@@ -38,10 +38,10 @@ def _next_attempt(invocation: Invocation, retry: Retry) -> str:
 
 
 def _wanted_again(invocation: Invocation, retry: Retry) -> set[str]:
-    """Return those of the keys that the next attempt wants, which may have other arguments."""
+    """Return the keys that the next attempt, perhaps with other arguments, wants again."""
     held = {hold.key for hold in invocation.taken}
     plan, signature = invocation.plan, getattr(retry, "sig", None)
-    if signature is None:  # of a call without a message, inside this one: nothing was sent
+    if signature is None:  # raised by a nested call without a message: nothing was sent
         return set()
     if not plan.rule.runs_no_code:
         return held
@@ -50,12 +50,12 @@ def _wanted_again(invocation: Invocation, retry: Retry) -> set[str]:
         _ensure_readable(given, signature.options.get("serializer") or task.serializer)
         keys = plan.rule.keys(*given, receive_of_call(task, signature.options))
         wanted = {key.template for key in keys}
-    except Exception:  # noqa: BLE001  # it is sent, and will fail without a key
+    except Exception:  # noqa: BLE001  # the retry will fail as well, and claim no key
         return set()
     return held & wanted
 
 
 def _ensure_readable(given: Any, serializer: str) -> None:
-    """Raise what its receiver would for arguments that cannot be written, or not read again."""
+    """Raise an error if *given* cannot be serialized, or not deserialized by its receiver."""
     kind, encoding, body = dumps(given, serializer=serializer)
     loads(body, kind, encoding, accept=[kind])

@@ -132,7 +132,7 @@ def test_what_raises_as_a_span_is_made_fails_no_task(bare_site, monkeypatch, key
     make_all()
 
 
-def test_nothing_is_made_where_nobody_has_set_a_provider(request):
+def test_nothing_is_made_without_a_provider(request):
     assert not observer.is_traced()
 
     request.getfixturevalue("spans")
