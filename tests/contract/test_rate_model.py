@@ -168,7 +168,7 @@ def test_it_is_found_if_starts_count_when_the_key_is_handed_over_alone(monkeypat
             F.write_series(series)
         end
     """
-    changes = (keeps, keeps + counts_then), ("F.count_start(another, terms, now)", "")
+    changes = (keeps, keeps + counts_then), ("F.count_start(another, terms)", "")
     excess = []
     for seed in range(30):
         offset = [0.0]

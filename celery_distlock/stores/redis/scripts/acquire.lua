@@ -24,7 +24,7 @@
 -- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
 -- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
 -- OFTEN place_of new_record go write_run a_holder reply named answer_second held_by
--- OFTEN answer_mine answer_claim is_wanted is_enough claim_opens too_soon paused resting limit_now
+-- OFTEN answer_mine answer_claim is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
 -- OFTEN read_limit pass write_grant field_of claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
@@ -212,7 +212,7 @@ local function answer_mine(mine, reserved)
         lengthen(mine, lease_ms)
     end
     if not comes and want.terms and not key.start then
-        start(owner, want.terms, now, now) -- the script that granted it was interrupted
+        start(owner, terms_for(want), now) -- the script that granted it was interrupted
     end
     if run ~= '' and before ~= run then
         arrive(run, mine, keep, lease_ms) -- the grant was made before the run was known

@@ -71,7 +71,8 @@ local function too_soon(want, mine)
     if mine and string.find(mine.flags, STARTS, 1, true) then
         return nil
     end
-    local wait = (want.terms or limit_now().rates) and starts_in(want.terms, now) or 0
+    local terms = terms_for(want)
+    local wait = terms and starts_by(terms) or 0
     if wait > 0 then
         local ends = limit_now().rates and limit_now().ends or NEVER
         return math.min(now_ms + wait / 1000, ends)

@@ -335,7 +335,7 @@ end
 -- tidy() to change.
 local function vacate(grant, is_handed_on)
     if string.find(grant.flags, STARTS, 1, true) then
-        leave_start(grant.owner, now)
+        leave_start(grant.owner)
     end
     if grant.units == 0 then
         key.alone, key.is_stale = nil, true
@@ -376,7 +376,7 @@ local function prune_shared()
     redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK)))
     for _, grant in ipairs(gone) do
         if string.find(grant.flags, STARTS, 1, true) then
-            leave_start(grant.owner, now)
+            leave_start(grant.owner)
         end
         forget_shared(grant)
         count_down(grant)
@@ -541,7 +541,7 @@ end
 -- and counted only one of them.
 local function vacate_twin(grant)
     if string.find(grant.flags, STARTS, 1, true) then
-        leave_start(grant.owner, now)
+        leave_start(grant.owner)
     end
     forget_shared(grant)
     sum_up()

@@ -71,7 +71,7 @@ end
 
 local function all_starts()
     local found = {}
-    read_log(now)
+    read_log()
     for _, series in ipairs(all_series()) do
         found[#found + 1] = starts_of(series)
     end

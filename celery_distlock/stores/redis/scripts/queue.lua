@@ -72,10 +72,10 @@ end
 
 -- Reserves what a waiter wants, which arrived at `place`. Returns false if the server is full.
 local function reserve(owner, run, place, for_ms, want)
-    local terms = (want.terms or limit_now().rates) and in_force(want.terms, now)
+    local terms = terms_for(want)
     local token = grant_to(owner, run, for_ms, want, RESERVED, place, terms and STARTS or '')
     if token and terms then
-        reserve_start(owner, want.terms, now, place)
+        reserve_start(owner, terms, place)
     end
     return token ~= nil
 end
@@ -84,8 +84,9 @@ end
 -- and the server's refusal.
 local function take(owner, run, lease_ms, want, came)
     local token, slot = grant_to(owner, run, lease_ms, want, HELD, 0)
-    if token and (want.terms or limit_now().rates) then
-        start(owner, want.terms, now, came)
+    local terms = token and terms_for(want)
+    if terms then
+        start(owner, terms, came)
     end
     return token, slot
 end
@@ -95,8 +96,9 @@ end
 local function claim(grant, owner, run, lease_ms, want)
     local had_start, before = string.find(grant.flags, STARTS, 1, true), grant.owner
     pass(grant, owner, run, lease_ms, HELD)
-    if not (had_start and begin_start(before, owner, now)) and (want.terms or limit_now().rates) then
-        start(owner, want.terms, now, now)
+    local terms = not (had_start and begin_start(before, owner)) and terms_for(want)
+    if terms then
+        start(owner, terms, now)
     end
 end
 

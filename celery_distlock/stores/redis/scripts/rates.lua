@@ -43,7 +43,7 @@ local function rates_of(terms)
     return tonumber(cost or 0), rates
 end
 
-local function read_series(text, per, now)
+local function read_series(text, per)
     local numbers = {}
     for number in string.gmatch(text, '%d+') do
         numbers[#numbers + 1] = tonumber(number)
@@ -92,12 +92,12 @@ local function put_forward(terms)
 end
 
 -- Reads the starts, and adds up the reserved ones. Removes rows without a grant.
-local function read_rows(now)
+local function read_rows()
     local fields, lapsed = redis.call('HGETALL', RATE), {}
     for i = 1, #fields, 2 do
         local per, owner = string.match(fields[i], '^p:([1-9]%d*)$'), string.match(fields[i], '^r:(.*)$')
         if per then
-            local series = read_series(fields[i + 1], tonumber(per), now)
+            local series = read_series(fields[i + 1], tonumber(per))
             log.series[series.per] = series
             if series.ahead then
                 write_series(series)
@@ -129,7 +129,7 @@ end
 
 -- Reads the starts, and the sum of the reserved ones. An interrupted script may have left the sum too
 -- high, until there are few rows again.
-local function read_sums(now)
+local function read_sums()
     local reserved, list = unpack(redis.call('HMGET', RATE, 'reserved', 'series'))
     local names = {}
     for per in string.gmatch(list or '', '[1-9]%d*') do
@@ -138,23 +138,23 @@ local function read_sums(now)
     log.reserved, log.is_sum = known_number(reserved), true
     for number, text in ipairs(names[1] and redis.call('HMGET', RATE, unpack(names)) or {}) do
         local per = tonumber(string.sub(names[number], 3))
-        log.series[per] = text and read_series(text, per, now) or nil
+        log.series[per] = text and read_series(text, per) or nil
     end
     if not key.alone and key.count == 0 then
         drop_rows()
     end
 end
 
-local function read_log(now)
+local function read_log()
     if log and log.of == RATE then
         return
     end
     log = { of = RATE, series = {}, reserved = 0 }
     local many = redis.call('HLEN', RATE)
     if many > FEW then
-        read_sums(now)
+        read_sums()
     elseif many > 0 then
-        read_rows(now)
+        read_rows()
     end
 end
 
@@ -178,7 +178,7 @@ local function all_series()
 end
 
 -- Returns the series of a rate. If the period is new, it is estimated from the other series.
-local function series_of(rate, now)
+local function series_of(rate)
     local per = rate.per
     local series = log.series[per]
     if series then
@@ -200,7 +200,7 @@ local function series_of(rate, now)
 end
 
 -- Returns when the next start is due at this limit, if the series was written for another one.
-local function next_by(rate, series, now)
+local function next_by(rate, series)
     if rate.limit <= series.limit then
         return math.min(series.next, now) + math.max(0, series.next - now) * series.limit / rate.limit
     end
@@ -215,11 +215,11 @@ local function next_by(rate, series, now)
 end
 
 -- Returns in how many µs one rate allows a start; 0: now.
-local function opens_for(rate, cost, now)
-    local series = series_of(rate, now)
+local function opens_for(rate, cost)
+    local series = series_of(rate)
     local spaced = series.next - (rate.burst - 1) * distance_of(rate.per, series.limit) - now
     if rate.limit > series.limit then -- else next_by() yields nearly the same
-        spaced = next_by(rate, series, now) - (rate.burst - 1) * distance_of(rate.per, rate.limit) - now
+        spaced = next_by(rate, series) - (rate.burst - 1) * distance_of(rate.per, rate.limit) - now
     end
     local over, at = series.count + log.reserved + cost - rate.limit, now
     for _, part in ipairs(series.parts) do
@@ -234,13 +234,13 @@ local function opens_for(rate, cost, now)
     return math.max(0, spaced, at - now)
 end
 
--- Returns the terms that apply: an operator's rates replace those of the want. Nothing: no rates.
-local function in_force(terms, now)
+-- Returns the terms that apply to a want: an operator's rates replace its own. Nothing: no rates.
+local function terms_for(want)
     local rates = limit_now().rates
     if not rates then
-        return terms
+        return want.terms
     end
-    local cost = tonumber(string.match(terms or '', '^(%d+):')) or 1
+    local cost = tonumber(string.match(want.terms or '', '^(%d+):')) or 1
     for limit in string.gmatch(rates, '(%d+),%d+,%d+') do
         cost = math.min(cost, tonumber(limit)) -- a higher cost would never be admitted
     end
@@ -248,22 +248,17 @@ local function in_force(terms, now)
 end
 
 -- Returns in how many µs these terms allow a start; 0: now.
-local function starts_by(terms, now)
+local function starts_by(terms)
     if not terms then
         return 0
     end
-    read_log(now)
+    read_log()
     local cost, rates = rates_of(terms)
     local wait = 0
     for _, rate in ipairs(rates) do
-        wait = math.max(wait, opens_for(rate, cost, now))
+        wait = math.max(wait, opens_for(rate, cost))
     end
     return wait
-end
-
--- Returns in how many µs the terms that apply allow a start; 0: now.
-local function starts_in(terms, now)
-    return starts_by(in_force(terms, now), now)
 end
 
 local function forget_the_oldest_asked()
@@ -289,17 +284,17 @@ local function keep_log()
 end
 
 -- Schedules a start after the others, for a request that arrived at `came`.
-local function space(terms, now, came)
-    read_log(now)
+local function space(terms, came)
+    read_log()
     local cost, rates = rates_of(terms)
     for _, rate in ipairs(rates) do
-        local series = series_of(rate, now)
+        local series = series_of(rate)
         if not log.series[rate.per] then
             log.series[rate.per] = series
             redis.pcall('HSET', RATE, 'series', list_series()) -- first: a script may be interrupted
         end
         local since = math.max(math.min(came, now), now - CATCH_UP)
-        series.next = math.max(next_by(rate, series, now), since) + cost * distance_of(rate.per, rate.limit)
+        series.next = math.max(next_by(rate, series), since) + cost * distance_of(rate.per, rate.limit)
         series.asked, series.limit = now, rate.limit
         write_series(series)
         forget_the_oldest_asked()
@@ -307,7 +302,7 @@ local function space(terms, now, came)
 end
 
 -- Counts a start now, in every series.
-local function count_start(owner, terms, now)
+local function count_start(owner, terms)
     local cost = rates_of(terms)
     for _, series in pairs(log.series) do
         local width, last = series.per / PARTS, series.parts[#series.parts]
@@ -324,31 +319,22 @@ local function count_start(owner, terms, now)
 end
 
 -- Counts a start of a caller that begins now, without a reservation.
-local function start(owner, terms, now, came)
-    terms = in_force(terms, now)
-    if terms then
-        space(terms, now, came)
-        count_start(owner, terms, now)
-    end
+local function start(owner, terms, came)
+    space(terms, came)
+    count_start(owner, terms)
 end
 
--- Reserves a start. Returns false if no rate applies.
-local function reserve_start(owner, terms, now, came)
-    terms = in_force(terms, now)
-    if not terms then
-        return false
-    end
-    space(terms, now, came)
+local function reserve_start(owner, terms, came)
+    space(terms, came)
     log.reserved = log.reserved + rates_of(terms)
     redis.pcall('HSET', RATE, 'r:' .. owner, terms, 'reserved', integer(log.reserved))
     keep_log()
-    return true
 end
 
-local function keep_no_longer(owner, terms, now)
+local function keep_no_longer(owner, terms)
     redis.call('HDEL', RATE, 'r:' .. owner) -- first: the row may have lost its grant
     local is_read = log and log.of == RATE
-    read_log(now)
+    read_log()
     if is_read or log.is_sum then
         log.reserved = math.max(0, log.reserved - rates_of(terms))
     end
@@ -358,24 +344,24 @@ local function keep_no_longer(owner, terms, now)
 end
 
 -- Turns a reserved start into a start of `another`. Returns false if there was none.
-local function begin_start(owner, another, now)
+local function begin_start(owner, another)
     local terms = redis.call('HGET', RATE, 'r:' .. owner)
     if not terms then
         return false
     end
-    keep_no_longer(owner, terms, now)
-    count_start(another, terms, now)
+    keep_no_longer(owner, terms)
+    count_start(another, terms)
     return true
 end
 
 -- Stops counting the start of an owner whose task did not begin.
-local function refund(owner, now)
+local function refund(owner)
     local at, terms = string.match(redis.call('HGET', LOCK, 'start:' .. owner) or '', '^(%d+) (.*)$')
     if not at then
         return
     end
     redis.call('HDEL', LOCK, 'start:' .. owner)
-    read_log(now)
+    read_log()
     local cost = rates_of(terms)
     for _, series in pairs(log.series) do
         for number, part in ipairs(series.parts) do
@@ -394,10 +380,10 @@ local function refund(owner, now)
 end
 
 -- Releases the reserved start of an owner.
-local function leave_start(owner, now)
+local function leave_start(owner)
     local terms = redis.call('HGET', RATE, 'r:' .. owner)
     if terms then
-        keep_no_longer(owner, terms, now)
+        keep_no_longer(owner, terms)
         put_forward(terms)
     end
 end

@@ -17,7 +17,7 @@
 -- OFTEN look read_clock load known_number fetch_with_first fetch field run_of record
 -- OFTEN grant_of reserved_owner held_by note_completion record_end note_end keep_ends keeps free
 -- OFTEN vacate tidy hand_on first_waiter want_in offer_to_run opens keeps_out held_alone paused
--- OFTEN resting taken full too_soon limit_now read_limit reserve grant_to grant_alone mint row_of
+-- OFTEN resting taken full too_soon terms_for limit_now read_limit reserve grant_to grant_alone mint row_of
 -- OFTEN integer begin_lease claim_ms go write_run send push follows_another publish answer
 
 local owner, run, ended, channel, destination, request = unpack(ARGV)
@@ -107,7 +107,7 @@ if ended == '0' or not record(run) then
     -- NEVER REFUSED
 end
 if unstarted then
-    refund(owner, now)
+    refund(owner)
 end
 local grant = grant_of(owner)
 note_completion(grant)

@@ -113,7 +113,8 @@ end
 local function joins_at()
     local wait = (request.delay_ms or 0) * 1000
     if paced then
-        local opens_in = math.min(starts_by(want.terms, now), starts_in(want.terms, now)) -- an operator may have raised the rates
+        -- An operator may have raised the rates.
+        local opens_in = math.min(starts_by(want.terms), starts_by(terms_for(want)))
         local _, rates = rates_of(want.terms or '')
         local longest = 0
         for _, rate in ipairs(rates) do

@@ -78,7 +78,7 @@ local function give_up(owner)
     if not grant then
         return nil
     end
-    refund(owner, now)
+    refund(owner)
     vacate(grant)
     key.is_left = true
     return grant.place > 0 and grant.place or nil
@@ -143,7 +143,9 @@ local function reserve_here(run, stands, want, for_ms)
         return reserve(reserved_owner(run), run, stands, for_ms, want)
     end
     mine.ends, mine.stage, mine.place = math.ceil(now_ms + for_ms), RESERVED, stands
-    if mine.flags == '' and reserve_start(mine.owner, want.terms, now, stands) then
+    local terms = mine.flags == '' and terms_for(want)
+    if terms then
+        reserve_start(mine.owner, terms, stands)
         mine.flags = STARTS
     end
     write_grant(mine)
