@@ -6,6 +6,8 @@
 -- hold_ms   how long such a task recently held its key; 0: unknown
 -- least_ms  the least delay if a holder has had the key for longer than usual
 --
+-- returns  hash  next: the turn after the last one that was assigned (ms); hold: the usual hold (ms)
+--
 -- A turn is neither promised nor exclusive. It only spreads the retries, so that callers do not come all at
 -- once, or long after the key is free.
 
@@ -28,7 +30,10 @@ end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + time[2] / 1000
 
--- Returns the age of the youngest shared grant.
+local function age_ms(since)
+    return since > 0 and math.max(0, now_ms - since / 1000) or 0
+end
+
 local function youngest_age_ms()
     local last = 0
     local fields = redis.call('HGETALL', LOCK)
@@ -39,43 +44,54 @@ local function youngest_age_ms()
     return last > 0 and now_ms - last / 1000 or 0
 end
 
-local told = redis.call('HMGET', RETURNS, 'next', 'hold')
-local usual_ms = number(told[2])
+-- The following functions return in how many ms a request may be admitted, and the time between the
+-- admissions after it (ms).
+
+-- A hold whose end is unknown, and which is this old: the older it is, the later the caller should retry.
+local function by_age(age, hold)
+    return math.max(OVERTIME * age, least_ms), math.max(hold, age)
+end
+
+-- One of several holders ends each hold/holders on average, unless all of them are late.
+local function by_holders(holders, hold)
+    local youngest = holders <= FEW and youngest_age_ms()
+    if youngest and youngest <= hold then
+        return hold / holders, hold / holders
+    end
+    local left_ms, longer = by_age(youngest or 0, hold)
+    return left_ms, longer / holders
+end
+
+local function next_admission(hold, waiting)
+    local token, alone, count, rest = unpack(redis.call('HMGET', LOCK, 'token', 'x', 'count', 'rest'))
+    local limit = redis.call('HGET', TASKS, 'limit') or ''
+    local until_ms, set_at = string.match(limit, '^0/?%S* (%d+) (%d+) ') -- a pause
+    if until_ms == '0' then
+        return by_age(age_ms(number(set_at)), hold)
+    end
+    local age, holders = age_ms(number(token)), number(count) -- the token is the time of the grant
+    local ends_ms, stage = string.match(alone or '', '^(%d+) %d+ %-?%d+ (%a)')
+    local opens_ms = math.max(number(until_ms), number(rest)) - now_ms
+    if opens_ms > 0 then
+        return math.max(hold - age, opens_ms), hold -- not earlier, even after a release
+    elseif stage == 'z' then
+        return number(ends_ms) - now_ms, hold -- it rests, and is not released earlier
+    elseif holders > 1 then
+        return by_holders(holders, hold)
+    elseif age > hold or (waiting > 0 and not alone and holders == 0) then
+        return by_age(age, hold) -- or it is free, and its first waiter has to wait, because of a rate for example
+    end
+    return hold - age, hold
+end
+
+local next_ms, usual_ms = unpack(redis.call('HMGET', RETURNS, 'next', 'hold'))
+usual_ms = number(usual_ms)
 if hold_ms > 0 then
     usual_ms = usual_ms > 0 and (usual_ms + hold_ms) / 2 or hold_ms
 end
-local hold = math.max(usual_ms, SHORTEST_MS)
--- The token is the time of the grant. A hold that is longer than usual has an unknown end: the older it is,
--- the later the caller should try again. The same is true of a pause without an end.
-local held = redis.call('HMGET', LOCK, 'token', 'x', 'count', 'rest')
-local ends_ms, stage = string.match(held[2] or '', '^(%d+) %d+ %-?%d+ (%a)')
-local holders, waiting = number(held[3]), redis.call('ZCARD', QUEUE)
-local limit = redis.call('HGET', TASKS, 'limit') or ''
-local until_ms, set_at = string.match(limit, '^0/?%S* (%d+) (%d+) ')
-local is_paused = until_ms == '0'
-local since_ms = number(is_paused and set_at or held[1]) / 1000
-local age_ms = since_ms > 0 and math.max(0, now_ms - since_ms) or 0
-local left_ms = hold - age_ms
-local opens_ms = math.max(number(until_ms), number(held[4])) - now_ms
-if is_paused then
-    left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
-elseif opens_ms > 0 then
-    left_ms = math.max(left_ms, opens_ms) -- no request is admitted earlier, even after a release
-elseif stage == 'z' then
-    left_ms = number(ends_ms) - now_ms -- it rests, and is not released earlier
-elseif holders > 1 then
-    local youngest_ms = holders <= FEW and youngest_age_ms()
-    if youngest_ms and youngest_ms <= hold then
-        left_ms = hold / holders -- one of several holders ends this often, on average
-    else
-        left_ms = math.max(OVERTIME * (youngest_ms or 0), least_ms)
-    end
-    hold = math.max(hold, youngest_ms or 0) / holders
-elseif left_ms < 0 or (waiting > 0 and not held[2] and holders == 0) then
-    -- Or the key is free, and its first waiter is not admitted yet, because of a rate for example.
-    left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
-end
-local turn_ms = math.max(number(told[1]), now_ms + left_ms + waiting * hold)
+local waiting = redis.call('ZCARD', QUEUE)
+local left_ms, apart_ms = next_admission(math.max(usual_ms, SHORTEST_MS), waiting)
+local turn_ms = math.max(number(next_ms), now_ms + left_ms + waiting * apart_ms)
 local wait_ms = math.ceil(turn_ms - now_ms)
 -- A full server refuses these; then retries are not spread.
 redis.pcall('HSET', RETURNS, 'hold', string.format('%.0f', usual_ms))
@@ -83,5 +99,5 @@ redis.call('PEXPIRE', RETURNS, most_ms + KEPT_MS)
 if wait_ms > most_ms then
     return -1
 end
-redis.pcall('HSET', RETURNS, 'next', string.format('%.0f', turn_ms + SHARE * hold))
+redis.pcall('HSET', RETURNS, 'next', string.format('%.0f', turn_ms + SHARE * apart_ms))
 return wait_ms
