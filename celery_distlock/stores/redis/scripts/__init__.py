@@ -33,7 +33,9 @@ end }})
 end
 F_begin()
 """
-_VARIABLES = re.compile(r"\b(?:local|for) (?!function\b)([\w, ]+)|function[^(\n]*\(([^)]*)\)")
+_VARIABLES = re.compile(
+    r"\b(?:local|for) (?!function\b)([\w, ]+?)(?: in\b| =|\n|$)|function[^(\n]*\(([^)]*)\)"
+)
 _FIELD = re.compile(r"[{,]\s*(\w+) = ")
 _LOCAL = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
 _DEFINITION = re.compile(r"local (?:function .*|[\w, ]+(?:= (?:false|true|[^a-z(])*)?)", re.DOTALL)

@@ -193,7 +193,8 @@ local function answer_mine(mine, reserved)
         return nil
     end
     if reserved and reserved ~= mine then
-        vacate_twin(reserved)
+        forget_shared(reserved) -- it was served twice, or a transfer was interrupted
+        sum_up()
     end
     local comes, before = mine.stage == RESERVED, mine.run
     if comes and claim_opens(mine, want) then

@@ -22,10 +22,8 @@ local function first_rest_end()
         return math.max(key.next, now_ms + LOOK_MS)
     end
     local first = NEVER
-    local fields = redis.call('HGETALL', LOCK)
-    for i = 1, #fields, 2 do
-        local grant = string.sub(fields[i], 1, 2) == 'g:' and read_grant(fields[i + 1])
-        if grant and grant.stage == RESTING then
+    for _, grant in ipairs(live_grants()) do
+        if grant.stage == RESTING then
             first = math.min(first, grant.ends)
         end
     end

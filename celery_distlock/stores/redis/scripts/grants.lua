@@ -14,8 +14,8 @@
 --        upgrade; scan: cursor of the scan through many grants.
 --        start:<owner>: see rates.lua.
 --
--- A grant is one line: end (ms), units (0: exclusive), slot (-1: none), stage and flags, arrival (µs) of
--- an unclaimed reservation (else 0), time of the grant (µs), length of the owner, owner, run.
+-- A grant is one line: end (ms), units (0: exclusive), slot (-1: none), stage and flags, arrival (µs) if it
+-- was reserved (else 0), time of the grant (µs), length of the owner, owner, run.
 -- USES records limits rates
 
 local FEW = 64 -- grants that are read at once
@@ -35,25 +35,6 @@ local RESTING = 'z'
 -- Flags, after the stage.
 local AGAIN = 'a' -- another message of its run is in flight
 local STARTS = 's' -- a start is reserved for it
-
-local key = { tasks = {}, runs = {} } -- what this call has read of the key
-local all_keys = {}
-
--- Returns a field of `tasks`; reads it once.
-local function field(name)
-    if key.tasks[name] == nil then
-        key.tasks[name] = redis.call('HGET', TASKS, name)
-    end
-    return key.tasks[name]
-end
-
--- Reads several fields of `tasks` with one command.
-local function fetch(...)
-    local found = redis.call('HMGET', TASKS, ...)
-    for number, name in ipairs({ ... }) do
-        key.tasks[name] = found[number]
-    end
-end
 
 local function reserved_owner(run)
     return 'parked:' .. run
@@ -83,6 +64,24 @@ local function read_grant(row)
     }
 end
 
+-- Returns the shared grants among fields and values of the record.
+local function grants_in(words)
+    local found = {}
+    for i = 1, #words, 2 do
+        found[#found + 1] = string.sub(words[i], 1, 2) == 'g:' and read_grant(words[i + 1]) or nil
+    end
+    return found
+end
+
+-- Returns the shared grants that have not ended: those among `words`, or all.
+local function live_grants(words)
+    local found = {}
+    for _, grant in ipairs(grants_in(words or redis.call('HGETALL', LOCK))) do
+        found[#found + 1] = grant.ends > now_ms and grant or nil
+    end
+    return found
+end
+
 local function field_of(grant)
     return grant.units == 0 and 'x' or 'g:' .. grant.owner
 end
@@ -99,11 +98,6 @@ end
 -- Returns the task id of a run, which may be one of several attempts.
 local function task_of(run)
     return string.match(run, '^(.*):%d+:%d+:%d+$') or run
-end
-
-local function known_number(text)
-    local number = tonumber(text or 0)
-    return number and number == number and number or 0
 end
 
 -- Reads the key, and the grants of an owner and a run.
@@ -137,22 +131,24 @@ local function grant_for(run)
     return run ~= '' and grant_of(reserved_owner(run)) or nil
 end
 
--- Returns the grant that a run holds; a reservation does not count.
-local function held_by(run)
-    if run == '' then
-        return nil
-    end
-    if key.alone then
-        return key.alone.run == run and key.alone.owner ~= reserved_owner(run) and key.alone or nil
-    end
-    if key.count == 0 then
-        return nil
-    end
+-- Returns the owner of a run's shared grant, or nothing.
+local function owner_of(run)
     if key.owners[run] == nil then
         key.owners[run] = redis.call('HGET', LOCK, 'o:' .. run)
     end
-    local owner = key.owners[run]
-    return owner and owner ~= reserved_owner(run) and grant_of(owner) or nil
+    return key.owners[run]
+end
+
+-- Returns the grant that a run holds; a reservation does not count.
+local function held_by(run)
+    local grant = key.alone
+    if run == '' or (grant and grant.run ~= run) then
+        return nil
+    elseif not grant then
+        local owner = key.count > 0 and owner_of(run)
+        grant = owner and grant_of(owner)
+    end
+    return grant and grant.owner ~= reserved_owner(run) and grant or nil
 end
 
 -- Reads the clock and the key, and removes grants that have ended.
@@ -203,10 +199,7 @@ local function a_holder()
     end
     local last = key.last and grant_of(key.last)
     if not last and key.count <= FEW then -- it has released; any other holder will do
-        for _, word in ipairs(redis.call('HGETALL', LOCK)) do
-            local owner = string.match(word, '^g:(.*)$') -- no value starts with this
-            last = last or (owner and grant_of(owner))
-        end
+        last = live_grants()[1]
     end
     local left_ms = math.max(0, math.ceil(key.next - now_ms))
     return last and last.owner or '', last and last.run or '', left_ms
@@ -215,14 +208,6 @@ end
 -- Returns whether another message of the grant's run is in flight.
 local function may_come_again(grant)
     return grant ~= nil and string.find(grant.flags, AGAIN, 1, true) ~= nil
-end
-
--- Switches to the key with this number in KEYS.
-local function turn_to(number)
-    local last = RECORDS * number
-    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE, RATE = unpack(KEYS, last - RECORDS + 1, last)
-    all_keys[number] = all_keys[number] or { tasks = {}, runs = {}, number = number }
-    key = all_keys[number]
 end
 
 -- Reads the sums of the shared grants, and the grants of an owner and a run.
@@ -243,9 +228,10 @@ end
 -- Extends the record's expiry to the end of a grant or of the rest.
 local function outlive(ends)
     local left_ms = math.max(1, math.ceil(math.max(ends, key.rest) - now_ms))
-    if key.alone or redis.call('PTTL', LOCK) < left_ms then
-        redis.call('PEXPIRE', LOCK, left_ms)
+    if not key.alone then
+        left_ms = math.max(left_ms, redis.call('PTTL', LOCK))
     end
+    redis.call('PEXPIRE', LOCK, left_ms)
 end
 
 local function marked(slots, slot, mark)
@@ -288,13 +274,16 @@ local function last_attempt(task)
     return key.attempts[task]
 end
 
--- Appends the fields that link a run to the owner of its shared grant.
-local function add_run(fields, run, owner)
+-- Returns the fields of a shared grant, of its run, and of what depends on both.
+local function fields_of(grant)
+    local owner, run = grant.owner, grant.run
+    local fields = { 'g:' .. owner, row_of(grant), 'next', integer(key.next), 'last', owner }
     if run ~= '' then
-        local task, last = task_of(run), #fields
-        fields[last + 1], fields[last + 2], fields[last + 3], fields[last + 4] = 'o:' .. run, owner, 't:' .. task, run
+        local task = task_of(run)
+        fields[7], fields[8], fields[9], fields[10] = 'o:' .. run, owner, 't:' .. task, run
         key.owners[run], key.attempts[task] = owner, run
     end
+    return fields
 end
 
 local function forget_run_of(run)
@@ -308,17 +297,16 @@ local function forget_run_of(run)
     key.owners[run] = false
 end
 
+-- Removes a shared grant and its reserved start; count_down() or sum_up() corrects the sums.
 local function forget_shared(grant)
     local owner, run = grant.owner, grant.run
+    if string.find(grant.flags, STARTS, 1, true) then
+        leave_start(owner)
+    end
     redis.call('HDEL', LOCK, 'g:' .. owner, 'start:' .. owner)
     key.grants[owner] = false
-    if run ~= '' then
-        if key.owners[run] == nil then
-            key.owners[run] = redis.call('HGET', LOCK, 'o:' .. run)
-        end
-        if key.owners[run] == owner then
-            forget_run_of(run)
-        end
+    if run ~= '' and owner_of(run) == owner then
+        forget_run_of(run)
     end
     if upgrading() == owner then
         redis.call('HDEL', LOCK, 'up')
@@ -334,24 +322,24 @@ end
 -- Removes a grant. With `is_handed_on` the record of an exclusive grant stays, for the next grant or
 -- tidy() to change.
 local function vacate(grant, is_handed_on)
-    if string.find(grant.flags, STARTS, 1, true) then
-        leave_start(grant.owner)
-    end
-    if grant.units == 0 then
-        key.alone, key.is_stale = nil, true
-        key.gone = grant.owner
-        local twin = grant_of(grant.owner) -- of an interrupted upgrade
-        if twin then
-            vacate(twin)
-        end
-    else
+    if grant.units > 0 then
         forget_shared(grant)
         count_down(grant)
         if key.count > 0 then
             redis.call('HSET', LOCK, 'used', key.used, 'count', key.count, 'slots', key.slots)
         end
+        tidy()
+        return
     end
-    if grant.units > 0 or not is_handed_on then
+    if string.find(grant.flags, STARTS, 1, true) then
+        leave_start(grant.owner)
+    end
+    key.alone, key.is_stale, key.gone = nil, true, grant.owner
+    local twin = grant_of(grant.owner) -- of an interrupted upgrade
+    if twin then
+        vacate(twin)
+    end
+    if not is_handed_on then
         tidy()
     end
 end
@@ -360,40 +348,29 @@ end
 -- recomputes the sums.
 local function prune_shared()
     local cursor, soonest = string.match(key.scan or '', '^(%d+) (%d+)$')
-    local is_whole = not cursor
     local next_cursor, found = unpack(redis.call('HSCAN', LOCK, cursor or '0', 'COUNT', MANY))
+    local used, count, slots = 0, 0, ''
     soonest = tonumber(soonest or EXACT)
-    local gone, used, count, slots = {}, 0, 0, ''
-    for i = 1, #found, 2 do
-        local grant = string.sub(found[i], 1, 2) == 'g:' and read_grant(found[i + 1])
-        if grant and grant.ends <= now_ms then
-            gone[#gone + 1] = grant
-        elseif grant then
-            soonest = math.min(soonest, grant.ends)
+    redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK))) -- first, as in write_grant()
+    for _, grant in ipairs(grants_in(found)) do
+        if grant.ends <= now_ms then
+            forget_shared(grant)
+            count_down(grant)
+        else
             used, count, slots = used + grant.units, count + 1, marked(slots, grant.slot, '1')
+            soonest = math.min(soonest, grant.ends)
         end
-    end
-    redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK)))
-    for _, grant in ipairs(gone) do
-        if string.find(grant.flags, STARTS, 1, true) then
-            leave_start(grant.owner)
-        end
-        forget_shared(grant)
-        count_down(grant)
     end
     if next_cursor ~= '0' then
         redis.call('HSET', LOCK, 'scan', next_cursor .. ' ' .. integer(soonest))
-    elseif is_whole then
-        key.used, key.count, key.slots = used, count, slots
-    else
-        soonest = math.min(soonest, now_ms + AGAIN_MS)
+    elseif cursor then
         redis.call('HDEL', LOCK, 'scan')
+        key.next = math.min(soonest, now_ms + AGAIN_MS) -- other grants may have come behind the cursor
+    else
+        key.used, key.count, key.slots, key.next = used, count, slots, soonest
     end
-    if next_cursor == '0' then
-        key.next = soonest
-        redis.call('HSET', LOCK, 'next', integer(soonest))
-    end
-    redis.call('HSET', LOCK, 'used', key.used, 'count', key.count, 'slots', key.slots or '')
+    local slots_now = key.slots or ''
+    redis.call('HSET', LOCK, 'next', integer(key.next), 'used', key.used, 'count', key.count, 'slots', slots_now)
 end
 
 -- Recomputes the sums of the shared grants.
@@ -429,50 +406,46 @@ local function first_slot(need, of)
     return -1
 end
 
+-- Writes a new share, the sums with it, and the token of the first one. Returns a refusal of the server.
+local function add_share(grant, of, token)
+    key.used, key.count = key.used + grant.units, key.count + 1
+    key.slots = marked(key.slots or '', grant.slot, '1')
+    key.next, key.late = math.min(key.next, grant.ends), math.max(key.late, grant.place)
+    local fields = fields_of(grant)
+    if token then
+        fields[#fields + 1] = 'token'
+        fields[#fields + 1] = token
+    end
+    local slots, late = key.slots, integer(key.late)
+    local written = redis.pcall(
+        'HSET', LOCK, 'used', key.used, 'count', key.count, 'slots', slots, 'late', late, 'capacity', of, unpack(fields)
+    )
+    if type(written) == 'table' then
+        return written -- the server is full
+    end
+    if key.is_stale then
+        redis.call('HDEL', LOCK, 'x', 'was', 'rest', 'start:' .. (key.gone or ''))
+    end
+end
+
 -- Grants a share. Returns the token and the slot, or nothing and the server's refusal.
 local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     local token, refused = key.token, nil
     local is_first = key.count == 0
-    local fields = {}
     if is_first then
         token, refused = mint()
         if not token then
             return nil, refused
         end
         key.used, key.next, key.slots, key.late = 0, EXACT, '', 0
-        fields = { 'token', token }
+    elseif run ~= '' and key.owners[run] == owner and grant_of(owner) then
+        count_down(grant_of(owner)) -- the script that granted it was interrupted
     end
-    local need, of = needed(want), limit_now().capacity or want.capacity
-    local grant = { owner = owner, run = run, units = need, slot = first_slot(need, of), flags = flags or '' }
+    local of = limit_now().capacity or want.capacity
+    local grant = { owner = owner, run = run, units = needed(want), since = clock, flags = flags }
     grant.ends, grant.stage, grant.place = math.ceil(now_ms + for_ms), stage, place
-    grant.since = clock
-    local before = run ~= '' and key.owners[run] == owner and grant_of(owner)
-    if before then
-        count_down(before) -- the script that granted it was interrupted
-    end
-    key.used, key.count = key.used + need, key.count + 1
-    key.slots = marked(key.slots or '', grant.slot, '1')
-    key.next, key.late = math.min(key.next, grant.ends), math.max(key.late, place)
-    local sums = { 'g:' .. owner, row_of(grant), 'used', key.used, 'count', key.count, 'next', integer(key.next) }
-    for _, word in ipairs(sums) do
-        fields[#fields + 1] = word
-    end
-    for _, word in ipairs({ 'slots', key.slots, 'last', owner, 'capacity', of }) do
-        fields[#fields + 1] = word
-    end
-    if place > 0 then
-        fields[#fields + 1] = 'late'
-        fields[#fields + 1] = integer(key.late)
-    end
-    add_run(fields, run, owner)
-    refused = redis.pcall('HSET', LOCK, unpack(fields))
-    if type(refused) == 'table' then
-        return nil, refused -- the server is full
-    end
-    if key.is_stale then
-        redis.call('HDEL', LOCK, 'x', 'was', 'rest', 'start:' .. (key.gone or ''))
-    end
-    refused = is_first and begin_lease(for_ms)
+    grant.slot = first_slot(grant.units, of)
+    refused = add_share(grant, of, is_first and token or nil) or (is_first and begin_lease(for_ms))
     if refused then
         return nil, refused
     elseif not is_first then
@@ -485,26 +458,21 @@ end
 
 local function grant_to(owner, run, for_ms, want, stage, place, flags)
     if want.capacity == 1 then
-        return grant_alone(owner, run, for_ms, stage, place, flags or '')
+        return grant_alone(owner, run, for_ms, stage, place, flags)
     end
     return grant_shared(owner, run, for_ms, want, stage, place, flags)
 end
 
 -- Writes a changed grant. PEXPIRE comes first: a full server never refuses it.
 local function write_grant(grant)
-    local left_ms = math.max(1, math.ceil(math.max(grant.ends, key.rest) - now_ms))
-    if grant.units > 0 then
-        left_ms = math.max(left_ms, redis.call('PTTL', LOCK))
+    outlive(grant.ends)
+    if grant.units == 0 then
+        redis.call('HSET', LOCK, 'x', row_of(grant))
+        return
     end
-    redis.call('PEXPIRE', LOCK, left_ms)
-    local fields = { field_of(grant), row_of(grant) }
-    if grant.units > 0 then
-        key.next, key.last = math.min(key.next, grant.ends), grant.owner
-        key.grants[grant.owner] = grant
-        fields = { fields[1], fields[2], 'next', integer(key.next), 'last', grant.owner }
-        add_run(fields, grant.run, grant.owner)
-    end
-    redis.call('HSET', LOCK, unpack(fields))
+    key.next, key.last = math.min(key.next, grant.ends), grant.owner
+    key.grants[grant.owner] = grant
+    redis.call('HSET', LOCK, unpack(fields_of(grant)))
 end
 
 -- Extends a lease; never shortens it.
@@ -516,35 +484,25 @@ end
 -- Transfers a grant to another owner: one that claims it, or the reservation of a run.
 local function pass(grant, owner, run, for_ms, stage)
     local before, its_run = grant.owner, grant.run
-    local ends = math.ceil(now_ms + for_ms)
     local twin = before ~= owner and grant.units > 0 and grant_of(owner)
-    if before == owner then
-        ends = math.max(ends, grant.ends)
-    end
-    grant.owner, grant.run, grant.ends, grant.stage = owner, run, ends, stage
+    local ends = math.ceil(now_ms + for_ms)
+    grant.ends = before == owner and math.max(ends, grant.ends) or ends
+    grant.owner, grant.run, grant.stage = owner, run, stage
     grant.place = stage == HELD and grant.place or 0
     grant.flags = string.gsub(grant.flags, STARTS, '')
     write_grant(grant)
-    if grant.units > 0 and before ~= owner then
+    if grant.units == 0 then
+        return
+    elseif before ~= owner then
         redis.call('HDEL', LOCK, 'g:' .. before, 'start:' .. before)
         key.grants[before] = false
     end
-    if grant.units > 0 and its_run ~= '' and its_run ~= run then
+    if its_run ~= '' and its_run ~= run then
         forget_run_of(its_run)
     end
     if twin then
         sum_up()
     end
-end
-
--- Removes one of two grants of a run: it was served twice, or a script was interrupted in a transfer
--- and counted only one of them.
-local function vacate_twin(grant)
-    if string.find(grant.flags, STARTS, 1, true) then
-        leave_start(grant.owner)
-    end
-    forget_shared(grant)
-    sum_up()
 end
 
 local function expect_again(grant)
@@ -572,14 +530,11 @@ end
 -- token and the slot.
 local function make_shared(grant, for_ms)
     local units, slot, of = string.match(key.was or '', '^(%d+) (%-?%d+) (%d+)$')
-    local has_started = redis.call('HGET', LOCK, 'start:' .. grant.owner)
     local want = { units = tonumber(units or 1), capacity = 0 }
-    local flags = grant.flags
     local left_ms = math.max(for_ms, math.ceil(grant.ends - now_ms))
     key.alone, key.count = nil, 0
-    local token = grant_shared(grant.owner, grant.run, left_ms, want, HELD, 0)
+    local token = grant_shared(grant.owner, grant.run, left_ms, want, HELD, 0, grant.flags)
     local shared = key.grants[grant.owner]
-    shared.flags = flags
     if units then
         shared.slot = tonumber(slot)
         key.slots = marked('', shared.slot, '1')
@@ -588,7 +543,7 @@ local function make_shared(grant, for_ms)
     write_grant(shared)
     redis.call('HDEL', LOCK, 'x', 'was')
     key.was = nil
-    return token, shared.slot, has_started
+    return token, shared.slot
 end
 
 local function settle_upgrade()

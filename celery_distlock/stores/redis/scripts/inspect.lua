@@ -21,28 +21,18 @@ local MOST_HOLDERS = 100
 local MOST_CALLS = 50 -- that are checked one by one
 local grants, used = {}, 0
 
-local function add_grants(words)
-    for i = 1, #words, 2 do
-        local grant = string.sub(words[i], 1, 2) == 'g:' and read_grant(words[i + 1])
-        if grant and grant.ends > now_ms then
-            used = used + grant.units
-            grant.since = math.min(tonumber(grant.since), EXACT)
-            grants[#grants + 1] = grant
-        end
+-- Reads the shared grants; of many, some.
+local function read_grants()
+    local are_all = key.count <= MANY
+    grants = live_grants(not are_all and redis.call('HSCAN', LOCK, '0', 'COUNT', MANY)[2] or nil)
+    for _, grant in ipairs(grants) do
+        used = used + grant.units
+        grant.since = math.min(tonumber(grant.since), EXACT)
     end
     table.sort(grants, function(one, other)
         return one.since < other.since or (one.since == other.since and one.owner < other.owner)
     end)
-end
-
--- Reads the shared grants; of many, some.
-local function read_grants()
-    if key.count <= MANY then
-        add_grants(redis.call('HGETALL', LOCK))
-        return
-    end
-    add_grants(redis.call('HSCAN', LOCK, '0', 'COUNT', MANY)[2])
-    used = key.used
+    used = are_all and used or key.used
 end
 
 -- Returns the number of runs in flight: woken, and their key not claimed yet.

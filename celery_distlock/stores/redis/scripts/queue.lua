@@ -83,7 +83,7 @@ end
 -- Grants what the caller wants, which arrived at `came`. Returns the token and the slot, or nothing
 -- and the server's refusal.
 local function take(owner, run, lease_ms, want, came)
-    local token, slot = grant_to(owner, run, lease_ms, want, HELD, 0)
+    local token, slot = grant_to(owner, run, lease_ms, want, HELD, 0, '')
     local terms = token and terms_for(want)
     if terms then
         start(owner, terms, came)
@@ -122,22 +122,17 @@ end
 
 -- Returns the shared reservations that a request with this place may revoke, latest arrival first.
 local function late_grants(stands, stages)
-    local found, names = {}, {}
+    local grants, found = {}, {}
     if key.count <= FEW then
-        for _, word in ipairs(redis.call('HGETALL', LOCK)) do
-            names[#names + 1] = string.match(word, '^g:(.*)$') -- no value starts with this
-        end
+        grants = live_grants()
     else
         for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, FEW - 1)) do
-            names[#names + 1] = reserved_owner(run)
+            grants[#grants + 1] = grant_for(run)
         end
-        names[#names + 1] = key.kept and reserved_owner(key.kept)
+        grants[#grants + 1] = key.kept and grant_for(key.kept) or nil
     end
-    for _, owner in ipairs(names) do
-        local grant = grant_of(owner)
-        if grant and may_step_back(grant, stands, stages) then
-            found[#found + 1] = grant
-        end
+    for _, grant in ipairs(grants) do
+        found[#found + 1] = may_step_back(grant, stands, stages) and grant or nil
     end
     table.sort(found, function(one, other)
         return one.place > other.place

@@ -19,6 +19,8 @@ local RATE = KEYS[7]
 
 local EXACT = 2 ^ 53 -- above it, whole numbers are not exact
 local FENCE_MS = 3600000 -- longer than any clock is set back
+local key = { tasks = {}, runs = {} } -- what this call has read of the key
+local all_keys = {}
 local now, now_ms, clock = 0, 0, '0' -- set by read_clock(): µs, ms, and µs as text
 
 -- Returns a whole number as text. tostring() would round microseconds.
@@ -65,4 +67,34 @@ local function publish(channel, message)
         return redis.pcall('SPUBLISH', channel, message) -- stays within the shard
     end
     return redis.pcall('PUBLISH', channel, message)
+end
+
+-- Switches to the key with this number in KEYS.
+local function turn_to(number)
+    local last = RECORDS * number
+    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE, RATE = unpack(KEYS, last - RECORDS + 1, last)
+    all_keys[number] = all_keys[number] or { tasks = {}, runs = {}, number = number }
+    key = all_keys[number]
+end
+
+-- Returns a field of `tasks`; reads it once.
+local function field(name)
+    if key.tasks[name] == nil then
+        key.tasks[name] = redis.call('HGET', TASKS, name)
+    end
+    return key.tasks[name]
+end
+
+-- Reads several fields of `tasks` with one command.
+local function fetch(...)
+    local found = redis.call('HMGET', TASKS, ...)
+    for number, name in ipairs({ ... }) do
+        key.tasks[name] = found[number]
+    end
+end
+
+-- Returns a number that another program may have overwritten.
+local function known_number(text)
+    local number = tonumber(text or 0)
+    return number and number == number and number or 0
 end

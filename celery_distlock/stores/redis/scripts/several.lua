@@ -122,7 +122,7 @@ local function keep_here(run, stands, want, for_ms, stays)
         lengthen(mine, for_ms)
     elseif other and other.stage == KEPT and not stays then
         return -- kept for an earlier run
-    elseif grant_to(reserved_owner(run), run, for_ms, want, KEPT, stands) and want.capacity ~= 1 then
+    elseif grant_to(reserved_owner(run), run, for_ms, want, KEPT, stands, '') and want.capacity ~= 1 then
         redis.call('HSET', LOCK, 'kept', run)
     end
     local of = record(run)
