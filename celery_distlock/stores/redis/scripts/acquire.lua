@@ -23,8 +23,8 @@
 -- USES records grants limits rates gates runs answers queue
 -- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
 -- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
--- OFTEN place_of new_record go write_run a_holder reply named answer_second held_by
--- OFTEN answer_mine answer_claim is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
+-- OFTEN place_of new_record go write_run a_holder reply named with_holder answer_second held_by
+-- OFTEN answer_claim is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
 -- OFTEN read_limit pass write_grant field_of claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
@@ -86,7 +86,7 @@ local function answer_copy()
         return told
     end
     local other = not key.alone and held_by(run)
-    return other and answer_put_off(other.owner, other.ends - now_ms)
+    return other and answer_put_off(other)
 end
 
 -- Queues a run again whose claim was refused, so that no later request is admitted before its caller
@@ -123,19 +123,18 @@ end
 
 local function answer_wait(stands)
     stands = join(stands)
-    local holder, its_run, ttl_ms = a_holder()
+    local facts = with_holder(parks and 'parked' or 'busy', a_holder())
     local place = member ~= '' and redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
     local may_open = place == 0 and (not key.alone or key.alone.stage == RESTING)
-    local is_open = may_open and mode == 'line' and not opens(want)
+    facts.place, facts.since = place, integer(stands)
+    facts.is_open = may_open and mode == 'line' and not opens(want) or nil
     if mode == 'try' then
         look_early(place)
-    elseif may_open and not is_open then
+    elseif may_open and not facts.is_open then
         key.opens_ms = nil -- noted for the previous head of the queue
         local ms = look_ahead(member, true)
-        ttl_ms = blocks and ms or ttl_ms -- a blocked waiter tries again then
+        facts.ttl_ms = blocks and ms or facts.ttl_ms -- a blocked waiter tries again then
     end
-    local facts = { status = parks and 'parked' or 'busy', token = key.token, holder = holder, run = its_run }
-    facts.ttl_ms, facts.place, facts.since, facts.is_open = ttl_ms, place, integer(stands), is_open or nil
     return reply(facts)
 end
 
@@ -145,14 +144,15 @@ local function my_place()
 end
 
 -- Answers a second delivery while the first one holds the key: it may run, but only afterwards.
-local function answer_put_off(holder, for_ms)
+local function answer_put_off(held)
+    local left_ms = held.ends - now_ms
     if parks then
-        put_off(run, new_record(), for_ms, envelope)
+        go(run, new_record(), 'running', held.ends, envelope)
     elseif blocks then
         strike(member)
     end
-    local facts = { status = parks and 'parked' or 'busy', token = key.token, holder = holder, run = run }
-    facts.ttl_ms, facts.place = math.ceil(for_ms), -1
+    local facts = with_holder(parks and 'parked' or 'busy', held.owner, run, math.ceil(left_ms))
+    facts.place = -1
     return reply(facts)
 end
 
@@ -182,38 +182,34 @@ local function answer_second(mine, reserved)
     end
     leave_all(mine, reserved)
     if other then
-        return answer_put_off(other.owner, other.ends - now_ms)
+        return answer_put_off(other)
     end
     return answer_ended()
 end
 
+-- Releases a reservation that may not be claimed now. The request returns to its place in the queue.
+local function give_back(reserved, place)
+    vacate(reserved)
+    arrival, leaves = place, true
+end
+
 -- Answers an owner that already has a grant: a repeated request, or a blocked waiter's claim.
 local function answer_mine(mine, reserved)
-    if not mine then
-        return nil
-    end
     if reserved and reserved ~= mine then
         forget_shared(reserved) -- it was served twice, or a transfer was interrupted
         sum_up()
     end
-    local comes, before = mine.stage == RESERVED, mine.run
-    if comes and claim_opens(mine, want) then
-        arrival = mine.place -- it returns to its place in the queue
-        vacate(mine)
-        leaves = true
-        return nil
-    end
+    local before = mine.run
     local its_run = run == '' and before or run
-    if comes then
-        claim(mine, owner, its_run, lease_ms, want)
-    elseif mine.units > 0 and before ~= run then
+    if mine.stage ~= RESERVED then
         pass(mine, owner, its_run, lease_ms, HELD)
+        if want.terms and not key.start then
+            start(owner, terms_for(want), now) -- the script that granted it was interrupted
+        end
+    elseif claim_opens(mine, want) then
+        return give_back(mine, mine.place)
     else
-        mine.run = its_run
-        lengthen(mine, lease_ms)
-    end
-    if not comes and want.terms and not key.start then
-        start(owner, terms_for(want), now) -- the script that granted it was interrupted
+        claim(mine, owner, its_run, lease_ms, want)
     end
     if run ~= '' and before ~= run then
         arrive(run, mine, keep, lease_ms) -- the grant was made before the run was known
@@ -221,22 +217,16 @@ local function answer_mine(mine, reserved)
     return granted(key.token, mine.slot)
 end
 
--- Answers a claim of a reservation. If it does not match what the run wants now, or the key is closed,
--- the reservation is released and the run returns to its place in the queue.
+-- Answers the claim of a run's reservation, which must match what the run wants now.
 local function answer_claim(reserved)
-    if not reserved then
-        return nil
-    elseif mode == 'line' then
+    if mode == 'line' then
         return reply({ status = 'done' }) -- an earlier copy of this request parked it: its message is in flight
     end
     local of = record(run)
     local is_right = is_wanted(reserved, want, of and (of.w or '') or nil)
     local closed = is_right and claim_opens(reserved, want)
     if not is_right or closed then
-        arrival = reserved.place > 0 and reserved.place or closed and FIRST or arrival
-        vacate(reserved)
-        leaves = true
-        return nil
+        return give_back(reserved, reserved.place > 0 and reserved.place or closed and FIRST or arrival)
     end
     claim(reserved, owner, run, lease_ms, want)
     arrive(run, reserved, keep, lease_ms)
@@ -254,24 +244,30 @@ local function granted(token, slot)
     return answer_granted(token, slot)
 end
 
--- Answers a request once the waiters ahead of it have been served.
-local function answer_turn(stands)
+-- Serves the waiters ahead of a request that arrived at `stands`. Returns whether it is admitted now.
+local function has_its_turn(stands, of)
     local overtakes = make_room(stands, want, RESERVED .. KEPT)
     if key.alone then
-        return nil
+        return false
     end
-    local of = run ~= '' and record(run)
     local is_free = key.count == 0 and key.rest <= now_ms
-    local straight = want.capacity == 1 and is_free and of and is_in_woken[of.s]
+    local is_straight = want.capacity == 1 and is_free and of and is_in_woken[of.s]
     local turn = 'empty'
-    if not (overtakes or straight) then
+    if not (overtakes or is_straight) then
         turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands })
     end
+    return not (turn == 'closed' or opens(want))
+end
+
+-- Answers a request once the waiters ahead of it have been served.
+local function answer_turn(stands)
+    local of = run ~= '' and record(run)
+    local is_next = has_its_turn(stands, of)
     local served = not key.alone and grant_of(owner) -- it was queued too, and has just been served
     if served then
         claim(served, owner, run, lease_ms, want)
         return granted(key.token, served.slot)
-    elseif turn == 'closed' or opens(want) then
+    elseif not is_next then
         return nil
     end
     local token, slot = take(owner, run, lease_ms, want, stands > 0 and stands or now)
@@ -309,7 +305,12 @@ if reserved and blocks then
     strike(member) -- it was blocked, and now claims its run's reservation
 end
 if mine or reserved then
-    told = answer_second(mine, reserved) or answer_mine(mine, reserved) or answer_claim(reserved)
+    told = answer_second(mine, reserved)
+end
+if mine and not told then
+    told = answer_mine(mine, reserved)
+elseif reserved and not told then
+    told = answer_claim(reserved)
 end
 told = told or answer_copy()
 if told then

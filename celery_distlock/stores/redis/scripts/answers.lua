@@ -30,6 +30,11 @@ local function reply(fields)
     return { named(fields), unpack(envelopes) }
 end
 
+-- Returns a status, and what a holder's grant lets others know: see a_holder().
+local function with_holder(status, holder, run, ttl_ms)
+    return { status = status, token = key.token, holder = holder, run = run, ttl_ms = ttl_ms }
+end
+
 -- Returns the status alone if there is nothing else to report.
 local function answer(status)
     return (woken[1] or key.opens_ms) and reply({ status = status }) or status

@@ -49,6 +49,6 @@ free_identity(run, of.i)
 record_end(run)
 free(grant_for(run))
 if of.k then
-    note_woken(run, '', { route = of.k, givers = '' }) -- for its other keys
+    note_route(run, of) -- for its other keys
 end
 return answer(1)

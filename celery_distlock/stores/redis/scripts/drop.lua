@@ -21,6 +21,6 @@ if mark == '1' then
 end
 free(reserved)
 if of and of.k and not of.b then
-    note_woken(run, '', { route = of.k, givers = '' }) -- for its other keys
+    note_route(run, of) -- for its other keys
 end
 return answer(1)

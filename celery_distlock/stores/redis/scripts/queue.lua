@@ -50,6 +50,11 @@ local function send(run, of, envelope)
     end
 end
 
+-- Has the caller of the script try all keys of a run.
+local function note_route(run, of)
+    note_woken(run, '', { route = of.k, givers = givers })
+end
+
 -- Removes a waiter from the queue. Returns whether it was there.
 local function strike(member)
     key.head = nil
@@ -231,8 +236,21 @@ local function offer_to_blocked(member, place)
     return 'served'
 end
 
--- Reserves the key for a parked run, and wakes it. Returns served, gone or closed; or elsewhere: it needs
--- several keys, and the caller of the script tries all of them.
+-- Reserves the key for a parked run, and sends it. Returns false if the server is full.
+local function wake(run, of, place, want)
+    if not reserve(reserved_owner(run), run, place, claim_ms(), want) then
+        return false
+    elseif of.s == 'woken' then
+        redis.call('ZREM', QUEUE, 'p:' .. run) -- it was queued again while in flight
+    else
+        go(run, of, 'woken', now_ms + UNSENT_MS)
+        send(run, of, field('e:' .. run))
+    end
+    return true
+end
+
+-- Serves a parked run. Returns served, gone or closed; or elsewhere: it needs several keys, and the caller
+-- of the script tries all of them.
 local function offer_to_run(member, place)
     local run = run_of(member)
     if key.tasks['e:' .. run] == nil then
@@ -247,24 +265,16 @@ local function offer_to_run(member, place)
     end
     local held, want = held_by(run), want_in(of.w)
     if held and not of.b then
-        put_off(run, of, held.ends - now_ms)
+        go(run, of, 'running', held.ends) -- a second delivery: others go first
         return 'gone'
     elseif opens(want) then
         look_ahead(member)
         return 'closed'
     elseif needs_more then
-        note_woken(run, '', { route = of.k, givers = givers })
+        note_route(run, of)
         return 'elsewhere'
-    elseif not reserve(reserved_owner(run), run, tonumber(place), claim_ms(), want) then
-        return 'closed'
     end
-    if of.s == 'woken' then
-        redis.call('ZREM', QUEUE, member) -- it was queued again while in flight
-    else
-        go(run, of, 'woken', now_ms + UNSENT_MS)
-        send(run, of, field('e:' .. run))
-    end
-    return 'served'
+    return wake(run, of, tonumber(place), want) and 'served' or 'closed'
 end
 
 -- Serves waiters from the head of the queue, as many as are admitted. Stops at `me`: a waiter or run, or

@@ -208,7 +208,3 @@ local function arrive(run, grant, keep, lease_ms)
     end
 end
 
--- Moves a second delivery out of the queue while the first one runs, so that others are admitted.
-local function put_off(run, of, for_ms, envelope)
-    go(run, of, 'running', now_ms + for_ms, envelope)
-end

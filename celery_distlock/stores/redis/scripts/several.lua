@@ -161,6 +161,17 @@ local function hand_on_here()
     tidy()
 end
 
+-- Returns what a reply contains of a run that waits here, or whose key this is now.
+local function facts_here(run, stands, is_closed)
+    local place = redis.call('ZRANK', QUEUE, 'p:' .. run)
+    if is_closed and place == 0 and not key.opens_ms then
+        look_ahead()
+    end
+    local facts = with_holder(is_closed and 'parked' or 'reserved', a_holder())
+    facts.place, facts.since = place or 0, integer(stands)
+    return facts, place ~= false
+end
+
 -- Counts a failed attempt.
 local function count_turn(of, counts)
     if counts == '1' then

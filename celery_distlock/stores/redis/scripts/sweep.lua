@@ -65,7 +65,7 @@ local function look_at_kept()
     end
     local of = record(kept.run)
     if of and of.k then
-        note_woken(kept.run, '', { route = of.k, givers = '' })
+        note_route(kept.run, of)
     end
 end
 

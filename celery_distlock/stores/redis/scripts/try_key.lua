@@ -47,12 +47,7 @@ elseif is_closed and of.s == 'elsewhere' then
     go(run, of, 'waiting')
 end
 hand_on_here()
-local place = redis.call('ZRANK', QUEUE, 'p:' .. run)
-if is_closed and place == 0 and not key.opens_ms then
-    look_ahead()
-end
-local holder, its_run, ttl_ms = a_holder()
-local facts = { status = is_closed and 'parked' or 'reserved', token = key.token, holder = holder, run = its_run }
-facts.ttl_ms, facts.place, facts.since, facts.waits = ttl_ms, place or 0, integer(stands), place ~= false
+local facts, waits = facts_here(run, stands, is_closed)
+facts.waits = waits
 facts.aged = of ~= nil and not of.b and is_aged(of)
 return reply(facts)

@@ -180,11 +180,6 @@ end
 at_each(hand_on_here)
 local at = place and route.order[place] or 1
 turn_to(at)
-local rank = redis.call('ZRANK', QUEUE, 'p:' .. run)
-if place and rank == 0 and not key.opens_ms then
-    look_ahead()
-end
-local holder, its_run, ttl_ms = a_holder()
-local facts = { status = place and 'parked' or 'reserved', token = key.token, holder = holder, run = its_run }
-facts.ttl_ms, facts.place, facts.since, facts.at = ttl_ms, rank or 0, integer(stands), at
+local facts = facts_here(run, stands, place ~= nil)
+facts.at = at
 return reply_of_all(facts)
