@@ -38,7 +38,8 @@ _VARIABLES = re.compile(
 )
 _FIELD = re.compile(r"[{,]\s*(\w+) = ")
 _LOCAL = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
-_DEFINITION = re.compile(r"local (?:function .*|[\w, ]+(?:= (?:false|true|[^a-z(])*)?)", re.DOTALL)
+_PLAIN = r"(?:false|true|nil|math\.huge|\w+ = |[^a-z(])*"
+_DEFINITION = re.compile(rf"local (?:function .*|[\w, ]+(?:=\s{_PLAIN})?)", re.DOTALL)
 _WORD = re.compile(r"(?:(?<![\w.:])|(?<=\.\.))[A-Za-z_]\w*")  # not of a field
 
 

@@ -25,7 +25,7 @@
 -- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
 -- OFTEN place_of new_record go write_run a_holder reply named with_holder answer_second held_by
 -- OFTEN answer_claim is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
--- OFTEN read_limit pass write_grant field_of claim arrive forget_run granted
+-- OFTEN read_limit pass write_grant outlive field_of claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
 request = request and cjson.decode(request) or {}
@@ -41,7 +41,6 @@ lease_ms, arrival = tonumber(lease_ms), tonumber(arrival)
 local function take_free_key()
     if not (parks or repeated or want) and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
         read_clock()
-        key.rest, key.count = 0, 0
         local token, refused = grant_alone(owner, run, lease_ms, HELD, 0, '')
         return token or refused
     end

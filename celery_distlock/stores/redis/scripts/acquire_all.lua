@@ -40,7 +40,6 @@ local function take_free_keys()
     read_clock()
     for number, owner in ipairs(asking) do
         turn_to(number)
-        key.rest, key.count = 0, 0
         local token, refused = grant_alone(owner, run, lease_ms, HELD, 0, '')
         if not token then
             granted = refused

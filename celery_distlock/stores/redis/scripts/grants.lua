@@ -23,9 +23,6 @@ local MANY = 256 -- grants that one step of a scan reads
 local LOOK_MS = 1000 -- until a closed key is checked again
 local AGAIN_MS = 5000 -- until many grants are scanned again
 local MOST_SLOTS = 1024
-local SHORT = 10 ^ 14 -- Lua writes whole numbers below it with all digits
-local SHARED_FIELDS =
-    { 'count', 'used', 'next', 'slots', 'last', 'capacity', 'late', 'rests', 'kept', 'up', 'scan' }
 
 -- Stages of a grant.
 local HELD = 'h'
@@ -87,12 +84,9 @@ local function field_of(grant)
 end
 
 local function row_of(grant)
-    local ends = grant.ends < SHORT and grant.ends or integer(grant.ends)
-    local units = grant.units < SHORT and grant.units or integer(grant.units)
-    local place = grant.place == 0 and '0' or integer(grant.place)
-    local row = ends .. ' ' .. units .. ' ' .. grant.slot .. ' ' .. grant.stage .. grant.flags .. ' '
-    row = row .. place .. ' ' .. grant.since .. ' ' .. #grant.owner .. ' '
-    return row .. grant.owner .. grant.run -- both may contain any bytes
+    local terms = string.format('%d %d %d %s%s', grant.ends, grant.units, grant.slot, grant.stage, grant.flags)
+    local head = string.format('%s %d %s %d ', terms, grant.place, grant.since, #grant.owner)
+    return head .. grant.owner .. grant.run -- both may contain any bytes
 end
 
 -- Returns the task id of a run, which may be one of several attempts.
@@ -210,14 +204,19 @@ local function may_come_again(grant)
     return grant ~= nil and string.find(grant.flags, AGAIN, 1, true) ~= nil
 end
 
+-- Returns the names of the fields that a key has only while it has shared grants.
+local function shared_fields()
+    return 'count', 'used', 'next', 'slots', 'last', 'capacity', 'late', 'rests', 'kept', 'up', 'scan'
+end
+
 -- Reads the sums of the shared grants, and the grants of an owner and a run.
 local function load_shared(owner, run)
     local reserved, task = reserved_owner(run), task_of(run)
     local names = { 'g:' .. owner, 'g:' .. reserved, 'o:' .. run, 't:' .. task }
-    local found = redis.call('HMGET', LOCK, names[1], names[2], names[3], names[4], unpack(SHARED_FIELDS))
+    local found = redis.call('HMGET', LOCK, names[1], names[2], names[3], names[4], shared_fields())
     key.grants[owner], key.grants[reserved] = read_grant(found[1]) or false, read_grant(found[2]) or false
     key.owners[run], key.attempts[task] = found[3], found[4]
-    for number, name in ipairs(SHARED_FIELDS) do
+    for number, name in ipairs({ shared_fields() }) do
         key[name] = found[number + #names] or nil
     end
     key.is_spoilt = not (tonumber(key.count) and tonumber(key.used))
@@ -253,7 +252,7 @@ local function tidy()
     end
     if key.rest > now_ms then
         redis.call('PEXPIRE', LOCK, math.ceil(key.rest - now_ms))
-        redis.call('HDEL', LOCK, 'x', 'was', 'start:' .. (key.gone or ''), unpack(SHARED_FIELDS))
+        redis.call('HDEL', LOCK, 'x', 'was', 'start:' .. (key.gone or ''), shared_fields())
     else
         redis.call('DEL', LOCK)
         key.token = nil
@@ -521,7 +520,7 @@ local function make_alone(grant, for_ms)
     outlive(grant.ends)
     local token = mint() or key.token
     redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant), 'was', was)
-    redis.call('HDEL', LOCK, 'g:' .. owner, 'o:' .. run, 't:' .. task_of(run), unpack(SHARED_FIELDS))
+    redis.call('HDEL', LOCK, 'g:' .. owner, 'o:' .. run, 't:' .. task_of(run), shared_fields())
     key.alone, key.token, key.count, key.used, key.up, key.was = grant, token, 0, 0, nil, was
     return token
 end

@@ -25,7 +25,7 @@ local now, now_ms, clock = 0, 0, '0' -- set by read_clock(): µs, ms, and µs as
 
 -- Returns a whole number as text. tostring() would round microseconds.
 local function integer(number)
-    return number == now and clock or string.format('%.0f', number)
+    return number == now and clock or string.format('%d', math.floor(math.min(number, EXACT) + 0.5))
 end
 
 local function read_clock()
