@@ -51,7 +51,7 @@ PLANTED = {
     ),
     "nobody is told when a rate lets the next one start": (
         Model((PACED,) * 2, ticks=True, sweeps=False, memory=3.0),
-        [("key.opens_ms = math.ceil(math.min(key.opens_ms or NEVER, ms))", "")],
+        [("key.opens_ms = math.ceil(math.min(key.opens_ms or (1 / 0), ms))", "")],
         "this does not come to its end",
     ),
 }

@@ -18,7 +18,9 @@ _NEVER_REFUSED, _FIRST_WRITE = "-- NEVER REFUSED\n", "redis.call('ZREM', KEYS[2]
 _GOES_ON = re.compile(r"[ \t\n})]|end\b|else|until\b")
 # Not those that tests lengthen.
 _CONSTANT = re.compile(
-    r"^local ([A-Z][A-Z_]*)(?<!_MS) = ('[^'\n]*'|[\d.]+(?: [/^] \d+)?)(?: --.*)?\n", re.MULTILINE
+    r"^local (?!(?:GRANT|CLAIM|UNSENT)_MS )([A-Z][A-Z_]*)"
+    r" = ('[^'\n]*'|[\d.]+(?: [/^] \d+)?)(?: --.*)?\n",
+    re.MULTILINE,
 )
 _NO_CODE = re.compile(r"(--[^\n]*|'[^'\n]*')")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)

@@ -23,9 +23,9 @@
 -- USES records grants limits rates gates runs answers queue
 -- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
 -- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
--- OFTEN place_of new_record go write_run a_holder reply named with_holder answer_second held_by
+-- OFTEN place_of new_record go is_in_woken write_run a_holder reply named with_holder answer_second held_by
 -- OFTEN answer_claim is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
--- OFTEN read_limit pass write_grant outlive field_of claim arrive forget_run granted
+-- OFTEN read_limit pass write_grant outlive claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
 request = request and cjson.decode(request) or {}
@@ -33,7 +33,6 @@ want, envelope = want ~= '' and want or nil, envelope or ''
 local mode, repeated, keep = request.mode or 'try', request.repeated, request.keep
 local blocks, parks = mode == 'wait', mode == 'park' or mode == 'line'
 local leaves = false -- whether it gave up a reservation in this call
-local may_be_copy = repeated or parks -- an earlier request may have parked it
 local member = blocks and 'b:' .. request.inbox .. ' ' .. owner or run ~= '' and 'p:' .. run or ''
 lease_ms, arrival = tonumber(lease_ms), tonumber(arrival)
 
@@ -77,7 +76,8 @@ end
 
 -- Answers a run that holds the key with another owner, or that has ended.
 local function answer_copy()
-    local told = run ~= '' and may_be_copy and answer_ended()
+    local may_be_copy = run ~= '' and (repeated or parks) -- an earlier request may have parked it
+    local told = may_be_copy and answer_ended()
     if told then
         if blocks then
             strike(member)
@@ -250,7 +250,7 @@ local function has_its_turn(stands, of)
         return false
     end
     local is_free = key.count == 0 and key.rest <= now_ms
-    local is_straight = want.capacity == 1 and is_free and of and is_in_woken[of.s]
+    local is_straight = want.capacity == 1 and is_free and of and is_in_woken(of.s)
     local turn = 'empty'
     if not (overtakes or is_straight) then
         turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands })

@@ -57,7 +57,7 @@ local function taken_by(entry)
     local of = record(run)
     if of and expires_ms > now_ms and is_there(run, of) then
         -- A run that was delivered once may be delivered again with its old message.
-        return run, (is_in_woken[of.s] or of.h) and 'coming' or 'waiting', expires_ms, marks
+        return run, (is_in_woken(of.s) or of.h) and 'coming' or 'waiting', expires_ms, marks
     end
     return is_early and run or nil, 'ended', expires_ms, marks
 end

@@ -11,7 +11,7 @@ local run, mark = unpack(ARGV)
 look('', run)
 local reserved, of = grant_for(run), record(run)
 local ended, settles = ends_of(run)
-if not (reserved or (settles and not ended) or (of and is_in_woken[of.s])) then
+if not (reserved or (settles and not ended) or (of and is_in_woken(of.s))) then
     return 0
 end
 forget_run(run)

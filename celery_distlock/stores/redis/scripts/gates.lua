@@ -2,7 +2,7 @@
 -- KEYS lock queue tasks woken fence done rate
 -- USES records limits grants rates
 
-local NEVER = math.huge -- not through time alone
+local NEVER = 1 / 0 -- not through time alone
 
 -- Parses a want: units/capacity, or units/capacity/terms; empty: exclusive.
 local function want_in(text)

@@ -79,10 +79,6 @@ local function live_grants(words)
     return found
 end
 
-local function field_of(grant)
-    return grant.units == 0 and 'x' or 'g:' .. grant.owner
-end
-
 local function row_of(grant)
     local terms = string.format('%d %d %d %s%s', grant.ends, grant.units, grant.slot, grant.stage, grant.flags)
     local head = string.format('%s %d %s %d ', terms, grant.place, grant.since, #grant.owner)
@@ -507,7 +503,7 @@ end
 local function expect_again(grant)
     if not may_come_again(grant) then
         grant.flags = grant.flags .. AGAIN
-        redis.call('HSET', LOCK, field_of(grant), row_of(grant))
+        redis.call('HSET', LOCK, grant.units == 0 and 'x' or 'g:' .. grant.owner, row_of(grant))
     end
 end
 

@@ -5,22 +5,20 @@
 --        none), the time when it was set (µs), and the operator
 -- USES records
 
-local NO_LIMIT = {}
-
 local function read_limit()
     local written = field('limit')
     if not written then
-        return NO_LIMIT
+        return {}
     end
     local head, ends = string.match(written, '^(%S+) (%d+) ')
     local capacity, rates = string.match(head or '', '^([%d-]+)/?(.*)$') -- apart: see taken_by
     if not capacity then
-        return NO_LIMIT
+        return {}
     end
     ends = ends ~= '0' and tonumber(ends) or nil
     if ends and ends <= now_ms then
         redis.call('HDEL', TASKS, 'limit')
-        return NO_LIMIT
+        return {}
     end
     return { capacity = tonumber(capacity), rates = rates ~= '' and rates or nil, ends = ends }
 end

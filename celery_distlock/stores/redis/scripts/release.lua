@@ -18,7 +18,7 @@
 -- OFTEN grant_of reserved_owner held_by note_completion record_end note_end keep_ends keeps free
 -- OFTEN vacate tidy hand_on first_waiter want_in offer_to_run opens keeps_out held_alone paused
 -- OFTEN resting taken full too_soon terms_for limit_now read_limit reserve grant_to grant_alone mint row_of
--- OFTEN integer begin_lease claim_ms go write_run wake send push follows_another publish answer
+-- OFTEN integer begin_lease claim_ms go is_in_woken write_run wake send push follows_another publish answer
 
 local owner, run, ended, channel, destination, request = unpack(ARGV)
 request = request and cjson.decode(request) or {}

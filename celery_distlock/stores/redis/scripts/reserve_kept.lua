@@ -23,7 +23,7 @@ if number ~= '1' then
     if of and of.s == 'kept' then
         forget_run(run) -- else it is queued here until it is in flight
     end
-elseif of and not is_in_woken[of.s] then
+elseif of and not is_in_woken(of.s) then
     of.at, of.v, of.f = nil, nil, nil
     go(run, of, 'woken', now_ms + UNSENT_MS)
     if comes ~= '1' then

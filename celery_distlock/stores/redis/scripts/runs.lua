@@ -35,7 +35,9 @@ local PUSHES = 5 -- without effect; from then on the run goes through the broker
 local FIRST = 1 -- arrival (µs) of a run that must be the head of the queue
 local AHEAD = 1000000 -- µs that an arrival may be ahead of this clock
 
-local is_in_woken = { woken = true, running = true, settling = true }
+local function is_in_woken(state)
+    return state == 'woken' or state == 'running' or state == 'settling'
+end
 
 -- Returns a run's record, or nothing.
 local function record(run)
@@ -76,7 +78,7 @@ local function go(run, of, state, at_ms, envelope)
     local leaves = was == 'waiting' or (of.y and state == 'settling') -- it had stepped back
     if leaves and state ~= 'waiting' then
         redis.call('ZREM', QUEUE, 'p:' .. run)
-    elseif is_in_woken[was] and not is_in_woken[state] then
+    elseif is_in_woken(was) and not is_in_woken(state) then
         redis.call('ZREM', WOKEN, run)
     end
 end
@@ -110,7 +112,7 @@ local function forget_run(run)
     if key.head and key.head[1] == 'p:' .. run then
         key.head = nil
     end
-    if not of or of.y or not is_in_woken[of.s] then
+    if not of or of.y or not is_in_woken(of.s) then
         redis.call('ZREM', QUEUE, 'p:' .. run)
     end
     if not of or of.s ~= 'waiting' then
