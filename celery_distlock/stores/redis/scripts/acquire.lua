@@ -243,7 +243,7 @@ local function granted(token, slot)
     return answer_granted(token, slot)
 end
 
--- Serves the waiters ahead of a request that arrived at `stands`. Returns whether it is admitted now.
+-- Serves the waiters ahead of the request. Returns whether it is admitted now.
 local function has_its_turn(stands, of)
     local overtakes = make_room(stands, want, RESERVED .. KEPT)
     if key.alone then

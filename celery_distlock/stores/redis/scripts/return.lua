@@ -47,7 +47,7 @@ end
 -- The following functions return in how many ms a request may be admitted, and the time between the
 -- admissions after it (ms).
 
--- A hold whose end is unknown, and which is this old: the older it is, the later the caller should retry.
+-- A hold has no known end: the older it is, the later the caller should retry.
 local function by_age(age, hold)
     return math.max(OVERTIME * age, least_ms), math.max(hold, age)
 end

@@ -161,7 +161,8 @@ local function hand_on_here()
     tidy()
 end
 
--- Returns what a reply contains of a run that waits here, or whose key this is now.
+-- Returns what a reply contains of a run that waits here, or for which the key is reserved. Also returns
+-- whether it waits.
 local function facts_here(run, stands, is_closed)
     local place = redis.call('ZRANK', QUEUE, 'p:' .. run)
     if is_closed and place == 0 and not key.opens_ms then
