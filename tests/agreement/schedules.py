@@ -23,8 +23,9 @@ TWO, FIVE = Rate(2, per=LEASE, burst=2), Rate(5, per=2 * LEASE, burst=5)
 PLAIN_WANTS = (ALONE, ALONE, Want(1, 0), Want(1, 2), Want(2, 3), Want(9, 3))
 RATED_WANTS = (
     *(Want(1, 0, (TWO,)), Want(1, 3, (FIVE,)), Want(1, 1, (TWO, FIVE)), Want(2, 3, (FIVE,), 2)),
-    *(Want(1, 0, (Rate(3, per=LEASE),)), Want(1, 2, (Rate(3, per=LEASE),))),
 )
+# Not for a server, where time passes by itself: a period with two limits may open within ms.
+SPACED_WANTS = (Want(1, 0, (Rate(3, per=LEASE),)), Want(1, 2, (Rate(3, per=LEASE),)))
 RATES = ((), (), (TWO,), (FIVE, TWO))  # of an operator
 TIMES = (0.5, 1.5, 3.0, 6.0, LEASE / 2, LEASE + 1.0, 4000.0)
 STEPS = 16
@@ -54,7 +55,8 @@ class _Draw:
     def __init__(self, chance: random.Random, times: tuple[float, ...]) -> None:
         self.chance = chance
         self.times = times
-        self.wants = chance.choices(PLAIN_WANTS + RATED_WANTS, k=chance.randint(1, 3))
+        wants = PLAIN_WANTS + RATED_WANTS + (SPACED_WANTS if times else ())
+        self.wants = chance.choices(wants, k=chance.randint(1, 3))
         self.owners: list[str] = []
 
     def key(self) -> str:
