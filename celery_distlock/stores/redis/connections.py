@@ -7,12 +7,10 @@ answer, with the same owner. A client of the user's is never touched.
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Hashable, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from redis.backoff import NoBackoff
@@ -134,7 +132,7 @@ class Command(NamedTuple):
         return self._replace(head=source + self.head.removeprefix(evalsha))
 
 
-_REPLICAS = attrgetter("replicas")
+_is_refusal = ResponseError.__instancecheck__  # a C function, as every exchange calls it
 
 
 def command(key: bytes, *words: Any) -> Command:
@@ -161,7 +159,7 @@ def _packed(*words: Any) -> bytes:
     for word in words:
         if type(word) is bytes:
             break
-        text = str(word)
+        text = f"{word!s}"
         packed += f"${len(text)}\r\n{text}\r\n"
     else:
         if packed.isascii():  # otherwise the length of a text differs from that of its bytes
@@ -184,6 +182,8 @@ def fields(**given: Any) -> bytes:
 
 def trimmed(*arguments: Any) -> tuple[Any, ...]:
     """Return *arguments* without the empty ones at their end: most requests are short."""
+    if not any(arguments):
+        return ()
     number = len(arguments)
     while number and arguments[number - 1] in ("", b""):
         number -= 1
@@ -305,12 +305,12 @@ class ConnectionPool:
         """Return the answers to *calls*, which were sent over *connection*."""
         try:
             answers = _answers(connection, calls)
-            refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
+            refusals = list(filter(_is_refusal, answers))
             if refusals and any(isinstance(refusal, NoScriptError) for refusal in refusals):
                 if until < math.inf:
                     _ensure_time(until)
                 self._ask_in_full(connection, calls, answers)
-                refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
+                refusals = list(filter(_is_refusal, answers))
         except BaseException as error:
             self._spoil(connection, error)
             _explain(error, calls)
@@ -375,10 +375,11 @@ class ConnectionPool:
     def _request(self, calls: Sequence[Command]) -> list[bytes]:
         # redis-py's own packing takes three times as long.
         parts, replicas = [], 0
-        for call in calls:
-            number = call.words + len(call.arguments)
-            parts.append(b"*%d\r\n%b%b" % (number, call.head, _packed(*call.arguments)))
-            replicas = max(replicas, call.replicas)
+        for _, head, words, arguments, _, confirming, _, _ in calls:
+            number = words + len(arguments)
+            parts.append(b"*%d\r\n%b%b" % (number, head, _packed(*arguments)))
+            if confirming:
+                replicas = max(replicas, confirming)
         if replicas:
             parts.append(b"*3\r\n" + _packed("WAIT", replicas, self._patience_ms))
         return [b"".join(parts)]
@@ -432,8 +433,12 @@ def _ensure_time(until: float) -> None:
 
 
 def _answers(connection: Connection, calls: Sequence[Command]) -> list[Any]:
-    answers = list(map(_one_answer, itertools.repeat(connection, len(calls))))
-    if wanted := max(map(_REPLICAS, calls), default=0):
+    answers, wanted = [], 0
+    for call in calls:
+        answers.append(_one_answer(connection))
+        if call.replicas:
+            wanted = max(wanted, call.replicas)
+    if wanted:
         confirmed = _one_answer(connection)
         if isinstance(confirmed, int) and confirmed < wanted:
             confirmed = TooFewReplicasError(confirmed, wanted)

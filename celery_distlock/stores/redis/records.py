@@ -38,6 +38,7 @@ class Records:
     def __init__(self, prefix: str, replicas: int = 0) -> None:
         self.prefix = prefix
         self._replicas = replicas
+        self._stem = f"{prefix}:{{{{{{}}}}}}:".format
 
     @property
     def times(self) -> str:
@@ -46,25 +47,25 @@ class Records:
 
     def stem(self, name: str) -> str:
         """Return the prefix of a key's record names; all of them are in one slot."""
-        return f"{self.prefix}:{{{name}}}:"
+        return self._stem(name)
 
     def call(
         self, script: scripts.Script, name: str, *arguments: Any, confirmed: bool = False
     ) -> Command:
         """Return a call of *script* on a key's records."""
-        call = script_call(script, (self.stem(name),), *arguments)
+        call = script_call(script, (self._stem(name),), *arguments)
         return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
 
     def release(
         self, request: ReleaseRequest, channel: tuple[str, str] = ("", ""), **more: object
     ) -> Command:
         """Return the call of `RELEASE`; *more* are fields that one kind of store has."""
-        keep_run, keep_s = request.keep_for or ("", 0.0)
-        keep_ms = milliseconds(keep_s) if request.keep_for else 0
-        optional = fields(keep_run=keep_run, keep_ms=keep_ms, **more)
-        completion = request.completion.value
-        arguments = trimmed(request.owner, request.run, completion, *channel, optional)
-        return self.call(RELEASE, slot_name(request.key), *arguments)
+        key, owner, run, completion, _, keep_for, _, _ = request
+        if keep_for is not None:
+            keep_run, keep_s = keep_for
+            more.update(keep_run=keep_run, keep_ms=milliseconds(keep_s))
+        optional = trimmed(*channel, fields(**more))
+        return self.call(RELEASE, slot_name(key), owner, run, completion._value_, *optional)
 
     def call_at(self, script: scripts.Script, names: Sequence[str], *arguments: Any) -> Command:
         """Return a confirmed call of *script* on the records of several keys."""

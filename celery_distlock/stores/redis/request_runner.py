@@ -19,6 +19,7 @@ from .topology import Topology
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # further ones while a cluster moves the key's slot
 BESIDE = 1.0  # seconds for an optional answer, in a cluster
+_is_failure = Exception.__instancecheck__  # a C function, as every request calls it
 UNCERTAIN = (*ANSWERLESS, BrokenOffError)  # after these, the request may have been executed
 
 LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
@@ -81,13 +82,9 @@ class RequestRunner:
             StoreError: They were refused.
             QuorumError: Too few replicas have confirmed what was done.
         """
-        unanswered = 0
-        pauses = (*PAUSES, *PAUSES_FOR_A_SLOT) if timeout is None else PAUSES[:1]
+        number = unanswered = 0
         first_at = asked_at = clock.monotonic()
-        for number, pause in enumerate(pauses):
-            if number:
-                time.sleep(pause * clock.jitter(0.5, 1.0))
-                asked_at = clock.monotonic()
+        while True:
             try:
                 answers = self._servers.exchange(calls, TIMEOUT if timeout is None else timeout)
             except ResponseError as error:  # refused while the connection was made
@@ -96,10 +93,13 @@ class RequestRunner:
                 raise StoreUnavailableError(
                     f"{self._servers.address} was not asked: {error}", remedy=remedy_for(error)
                 ) from error
-            failures = [answer for answer in answers if isinstance(answer, Exception)]
-            if not failures or number + 1 == len(pauses) or not _goes_on(number, failures):
+            failures = list(filter(_is_failure, answers))
+            if not failures or timeout is not None or not _goes_on(number, failures):
                 break
             unanswered += any(isinstance(failure, UNCERTAIN) for failure in failures)
+            number += 1
+            time.sleep((*PAUSES, *PAUSES_FOR_A_SLOT)[number] * clock.jitter(0.5, 1.0))
+            asked_at = clock.monotonic()
         if failures and what is not None:
             self._fail(failures[0], what)
         return Answered(answers, first_at, asked_at, number, unanswered, failures)
@@ -196,4 +196,5 @@ def _goes_on(number: int, failures: Sequence[Exception]) -> bool:
     """Whether there is another attempt after attempt *number*."""
     if number + 1 < len(PAUSES):
         return any(map(is_transient, failures))
-    return any(isinstance(failure, TryAgainError) for failure in failures)
+    goes_on = number + 1 < len(PAUSES) + len(PAUSES_FOR_A_SLOT)
+    return goes_on and any(isinstance(failure, TryAgainError) for failure in failures)

@@ -111,10 +111,9 @@ class RedisStore(QueueStore, CountingStore):
             self._requests.ask([self._records.index("add", name)], key)
         elif queue is not None:
             more = {"mode": "wait", "inbox": queue.address}
-        optional = fields(repeated=redelivered, keep=retain, **more)
-        arguments = trimmed(
-            owner, milliseconds(lease), run, arrival, wanted(want), optional, envelope
-        )
+        more.update(repeated=redelivered, keep=retain)
+        optional = trimmed(wanted(want), fields(**more), envelope)
+        arguments = owner, milliseconds(lease), run, arrival, *optional
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         asked = self._requests.ask([call], key)
         parks = isinstance(queue, ParkRequest)
