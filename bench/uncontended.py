@@ -8,40 +8,62 @@ import redis
 from cpu_time import server_cpu
 from figures import Figure, Part, Row, in_turn, median, ratio
 from locks import BARE, OURS, adapter, open_lock, present
+from parsers import HIREDIS, PYTHON, has_hiredis, measured
 
 from celery_distlock.testing import EmbeddedServer
 
 PAIRS = 200  # acquire + release in one round
 TIMES = 5  # as many rounds; short ones, since the differences are small
 AGAIN = "again"
+GOALS = (0.88, 1.00)  # of time / bare lock: without hiredis, and with it
 COLUMNS = ["median", "commands executed", "CPU of the server"]
 NOT_THEIRS = {"cmdstat_info", "cmdstat_ping"}  # ours, to look; and what keeps subscriptions alive
 
 
+NO_RE_ENTRY = "Only celery-distlock's lock can be acquired again by its holder."
+NO_HIREDIS = "hiredis is not installed, so nothing was measured with it."
+
+
 def uncontended(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
     locks, absent = present()
-    free = {name: open_lock(name, server.url, "free") for name in locks}
-    found = in_pairs(server, {**free, AGAIN: _held(server.url)}, rounds)
-    times = seconds_of(found)
-    rows = [
-        Row(
-            adapter(name).NAME,
-            Figure(ratio(times[name], times[BARE]), at_most=1.10 if name == OURS else None),
-            [*figures_of(found[name]), adapter(name).TERMS],
-        )
-        for name in locks
-    ]
-    again = Figure(ratio(times[AGAIN], times[BARE]))
-    name = f"{adapter(OURS).NAME}, held already"
-    rows.insert(1, Row(name, again, [*figures_of(found[AGAIN]), "no round trip"]))
+    found = _of_parser(PYTHON, server.url, rounds)
+    faster = _of_parser(HIREDIS, server.url, rounds) if has_hiredis() else {}
+    times, faster_times = seconds_of(found), seconds_of(faster)
+
+    def row(name: str, shown: str, terms: str, goals: tuple[float, float] | None = None) -> Row:
+        at_most, with_hiredis = goals or (None, None)
+        cost: Figure | str = "-"
+        if faster:
+            cost = Figure(ratio(faster_times[name], faster_times[BARE]), at_most=with_hiredis)
+        pure = Figure(ratio(times[name], times[BARE]), at_most=at_most)
+        return Row(shown, pure, [cost, *figures_of(found[name]), terms])
+
+    ours, *others = locks
+    shown = adapter(ours).NAME
     yield Part(
         "uncontended",
         "Acquire + release of a free lock",
         "time / bare lock",
-        [*COLUMNS, "terms"],
-        rows,
-        [*absent, "Only celery-distlock's lock can be acquired again by its holder."],
+        ["with hiredis", *COLUMNS, "terms"],
+        [
+            row(ours, shown, adapter(ours).TERMS, GOALS),
+            row(AGAIN, f"{shown}, held already", "no round trip"),
+            *(row(name, adapter(name).NAME, adapter(name).TERMS) for name in others),
+        ],
+        [*absent, *([] if faster else [NO_HIREDIS]), NO_RE_ENTRY],
     )
+
+
+def _of_parser(parser: str, url: str, rounds: int) -> "dict[str, list[Pair]]":
+    found = measured(parser, url, rounds)
+    return {name: [Pair(*pair) for pair in pairs] for name, pairs in found.items()}
+
+
+def measure(url: str, rounds: int) -> "dict[str, list[Pair]]":
+    """Measure the locks in this process."""
+    locks, _ = present()
+    free = {name: open_lock(name, url, "free") for name in locks}
+    return in_pairs(url, {**free, AGAIN: _held(url)}, rounds)
 
 
 class Pair(NamedTuple):
@@ -76,11 +98,9 @@ class Pairs:
         return executed, server_cpu(self._client)
 
 
-def in_pairs(
-    server: EmbeddedServer, locks: Mapping[str, Any], rounds: int
-) -> dict[str, list[Pair]]:
+def in_pairs(url: str, locks: Mapping[str, Any], rounds: int) -> dict[str, list[Pair]]:
     """Measure *locks* in turn, when they are warm."""
-    with server.client() as client:
+    with redis.Redis.from_url(url) as client:
         works = {name: Pairs(lock, client) for name, lock in locks.items()}
         in_turn(works, 1)
         return in_turn(works, rounds * TIMES)

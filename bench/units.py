@@ -71,7 +71,7 @@ def one_unit(server: EmbeddedServer, rounds: int) -> Part:
         name: locks.open_lock(lock, server.url, "free")
         for name, lock in (("alone", locks.OURS), (locks.BARE, locks.BARE))
     }
-    found = in_pairs(server, {**of_units, **alone}, rounds)
+    found = in_pairs(server.url, {**of_units, **alone}, rounds)
     times = seconds_of(found)
 
     def row(name: str, shown: str, terms: str, goal: float | None = None) -> Row:
