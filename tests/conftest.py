@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -13,6 +13,7 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.telemetry import observer
 from celery_distlock.testing import EmbeddedServer
 from tests import servers
+from tests.worker.crews import SharedCrews
 from tests.workers import WorkerProcess
 
 if TYPE_CHECKING:
@@ -157,6 +158,13 @@ def load_app(celery_env: dict[str, str]) -> Iterator[Callable[[str], ModuleType]
         module.app.backend.result_consumer.cancel_for = lambda task_id: None
         module.app.backend.client.close()
         module.app.close()
+
+
+@pytest.fixture(scope="session")
+def shared_crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCrews]:
+    """Workers that modules share; see `SHARED` in tests/worker/conftest.py."""
+    with closing(SharedCrews(tmp_path_factory.mktemp("workers"))) as crews:
+        yield crews
 
 
 class StartWorker(Protocol):

@@ -19,6 +19,7 @@ from celery_distlock import Lock, signals
 from celery_distlock.runtime.app import Runtime
 from tests import parked_runs, servers
 from tests.waiting import wait_until
+from tests.worker.crews import Crew, SharedCrews
 from tests.workers import WorkerProcess
 
 if TYPE_CHECKING:
@@ -141,6 +142,14 @@ def disconnect(module: str) -> None:
 
 @contextmanager
 def opened(name: str, env: dict[str, str]) -> Iterator[Site]:
+    """As `loaded`; deletes the prefix's keys at the end."""
+    with loaded(name, env) as site:
+        yield site
+    servers.delete_keys(env["DISTLOCK_TEST_BROKER"], env["DISTLOCK_TEST_PREFIX"])
+
+
+@contextmanager
+def loaded(name: str, env: dict[str, str]) -> Iterator[Site]:
     """The app module *name*, imported anew for the broker and prefix that *env* names."""
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in env.items():
@@ -148,7 +157,8 @@ def opened(name: str, env: dict[str, str]) -> Iterator[Site]:
         sys.modules.pop(name, None)
         tasks = importlib.import_module(name)
     yield Site(tasks, env)
-    tasks.journal.close()
+    if hasattr(tasks, "journal"):
+        tasks.journal.close()
     # A result that outlives the server (in the traceback of a failed test) would unsubscribe, and
     # Celery 5.5 tries that for ever.
     tasks.app.backend.result_consumer.cancel_for = lambda task_id: None
@@ -156,57 +166,58 @@ def opened(name: str, env: dict[str, str]) -> Iterator[Site]:
     tasks.app.close()
     disconnect(name)
     sys.modules.pop(name, None)
-    servers.delete_keys(env["DISTLOCK_TEST_BROKER"], env["DISTLOCK_TEST_PREFIX"])
 
 
 @contextmanager
 def staffed(site: Site, folder: Path, workers: list[dict[str, Any]]) -> Iterator[Site]:
     """*site* with running workers; each item of *workers* is the arguments of `WorkerProcess`."""
-    site.workers = [
-        WorkerProcess(site.tasks.__name__, folder=folder, env=site.env, **arguments)
-        for arguments in workers
-    ]
+    crew = Crew(site.tasks.__name__, site.env, folder, workers)
     try:
-        for worker in site.workers:
-            worker.start(wait=False)
-        for worker in site.workers:
-            worker.wait_ready()
+        site.workers = crew.start()
         yield site
     finally:
-        for worker in site.workers:
-            if worker.running:
-                worker.process.terminate()  # all of them, before the first is waited for
-        for worker in site.workers:
-            worker.stop(warm=10.0)
+        crew.stop()
 
 
 @pytest.fixture(scope="module")
-def bare_site(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Site]:
+def crew(
+    request: pytest.FixtureRequest,
+    redis_url: str,
+    shared_crews: SharedCrews,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Crew]:
     """
-    `tests.apps.locked` in this process, without workers.
+    The workers that a module wants, not started yet: two prefork workers of two processes each.
 
-    A module that wants another app names it by `APP`, and by `ENV` what its environment lacks.
+    A module that wants others says so by `WORKERS`, a list of arguments of `WorkerProcess`; one
+    that wants another app names it by `APP`, and by `ENV` what its environment lacks. `SHARED` is
+    true where the workers may be those of other modules: none there stops or reconfigures them.
     """
-    env = {
-        **getattr(request.module, "ENV", {}),
-        **servers.environment(redis_url, servers.new_prefix()),
-    }
-    with opened(getattr(request.module, "APP", "tests.apps.locked"), env) as site:
+    module = request.module
+    app, env = getattr(module, "APP", "tests.apps.locked"), getattr(module, "ENV", {})
+    workers = getattr(module, "WORKERS", TWO_PREFORK_WORKERS)
+    if getattr(module, "SHARED", False):
+        yield shared_crews.find(app, env, redis_url, workers)
+        return
+    env = {**env, **servers.environment(redis_url, servers.new_prefix())}
+    crew = Crew(app, env, tmp_path_factory.mktemp("workers"), workers)
+    yield crew
+    crew.stop()
+    servers.delete_keys(redis_url, env["DISTLOCK_TEST_PREFIX"])
+
+
+@pytest.fixture(scope="module")
+def bare_site(crew: Crew) -> Iterator[Site]:
+    """The app of `crew` in this process, without workers."""
+    with loaded(crew.app, crew.env) as site:
         yield site
 
 
 @pytest.fixture(scope="module")
-def site(
-    request: pytest.FixtureRequest, bare_site: Site, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    """
-    `bare_site` with two prefork workers of two processes each.
-
-    A module that wants others says so by `WORKERS`, a list of arguments of `WorkerProcess`.
-    """
-    workers = getattr(request.module, "WORKERS", TWO_PREFORK_WORKERS)
-    with staffed(bare_site, tmp_path_factory.mktemp("workers"), workers) as site:
-        yield site
+def site(bare_site: Site, crew: Crew) -> Site:
+    """`bare_site` with the workers of `crew`."""
+    bare_site.workers = crew.start()
+    return bare_site
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from celery_distlock.runtime.app import Runtime
 from tests.apps import make_app
 from tests.integration.async_lock.conftest import in_a_moment
 
+SHARED = True
+
 
 @pytest.fixture(params=["redis", "memory"])
 def app(request, celery_env, prefix):

@@ -7,6 +7,8 @@ from celery import chain, chord, group
 
 from celery_distlock.errors import LockKeyError
 
+SHARED = True
+
 SQUARES = sum(number * number for number in range(10))
 
 

@@ -5,5 +5,6 @@ from __future__ import annotations
 from tests.worker import test_canvas
 
 ENV = {"DISTLOCK_TEST_VIA": "store"}
+SHARED = True
 
 globals().update({name: fact for name, fact in vars(test_canvas).items() if name[:5] == "test_"})

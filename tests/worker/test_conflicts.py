@@ -12,6 +12,8 @@ from celery.exceptions import ChordError, MaxRetriesExceededError
 from celery_distlock.errors import LockConflictError
 from tests.waiting import wait_until
 
+SHARED = True
+
 
 def wait_lost(site, result) -> None:
     """Wait until the task has found its key taken, and is through with that."""

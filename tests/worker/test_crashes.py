@@ -11,6 +11,7 @@ import redis
 
 from tests.waiting import wait_until
 
+SHARED = True
 pytestmark = pytest.mark.faults
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.waiting import wait_until
 
+SHARED = True
+
 DELAY, MAX_DELAY = 1.0, 2.0  # seconds, as in `tests.apps.locked`
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.waiting import wait_until
 
+SHARED = True
+
 
 @pytest.mark.parametrize(
     "policy", ["requeue", "two keys", "retry", "wait", "wait and skip", "skip", "fail"]

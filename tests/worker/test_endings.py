@@ -12,6 +12,8 @@ from celery_distlock.rate import Rate
 from celery_distlock.stores.values import Limit
 from tests.waiting import wait_until
 
+SHARED = True
+
 
 @pytest.mark.parametrize("how", ["success", "exception", "retry", "ignore", "reject"])
 def test_the_key_is_free_after(site, key, how):

@@ -10,6 +10,7 @@ import pytest
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]  # one, so that what comes finds its key taken by a neighbour
+SHARED = True
 
 FAR_OFF = 3600.0  # seconds
 SOON = 1.0

@@ -9,6 +9,8 @@ import pytest
 from celery_distlock.errors import DuplicateTaskError
 from tests.waiting import wait_until
 
+SHARED = True
+
 
 def test_a_singleton_is_queued_once(site, key):
     do_stuff = site.tasks.work_once["finished"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+SHARED = True
+
 
 def test_a_task_keeps_its_key_for_longer_than_three_leases(site, key):
     first = site.tasks.count.delay(key, 3.3 * site.tasks.LEASE)

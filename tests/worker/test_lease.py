@@ -10,6 +10,8 @@ from celery_distlock.errors import LockLostError, LockNotOwnedError
 from celery_distlock.stores.redis.connections import ConnectionPool
 from tests.waiting import wait_until
 
+SHARED = True
+
 
 def test_a_task_sees_its_lease(site, key):
     seen = site.tasks.look.delay(key).get(timeout=30)

@@ -13,6 +13,8 @@ from celery_distlock.errors import LockConflictError
 from celery_distlock.naming import holder_name
 from tests.waiting import wait_until
 
+SHARED = True
+
 
 def wait_state(result: AsyncResult, state: str) -> None:
     wait_until(lambda: result.state == state, what=f"{state} of {result!r}")

@@ -10,6 +10,7 @@ from celery_distlock.errors import LockError
 
 APP = "tests.apps.shares"
 WORKERS = [{"concurrency": 2}, {"concurrency": 2}]
+SHARED = True
 
 
 def asked(site, key, result):

@@ -9,6 +9,7 @@ import pytest
 from celery_distlock.stores import ReleaseRequest
 
 WORKERS = [{"concurrency": 2}]
+SHARED = True
 
 
 @pytest.mark.parametrize("parked", [True, False])

@@ -13,6 +13,7 @@ from celery_distlock.errors import LockConflictError
 from tests.waiting import wait_until
 
 APP = "tests.apps.shares"
+SHARED = True
 
 
 def rests(site, key):

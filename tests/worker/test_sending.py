@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     pass
 
 ENV = {"DISTLOCK_TEST_VIA": "store"}
+SHARED = True
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
 

@@ -12,6 +12,8 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from typing import Any
 
+SHARED = True
+
 
 @pytest.fixture
 def watched(key: str) -> str:

@@ -15,6 +15,8 @@ from celery_distlock.unique import Throttle
 from tests.apps import make_app
 from tests.waiting import wait_until
 
+SHARED = True
+
 PERIOD = 2.0  # seconds, as in `tests.apps.locked`
 # Starts count at the store: a busy machine may take so long from there to a task's first line.
 APART = 0.75 * PERIOD

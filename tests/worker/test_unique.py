@@ -23,6 +23,8 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from tests.worker.conftest import Site
 
+SHARED = True
+
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
 
 

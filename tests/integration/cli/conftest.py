@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from celery_distlock.ops.cli import locks as group
 from tests.integration.cli.terminal import Terminal
-from tests.worker.conftest import _show_logs, bare_site, key, site
+from tests.worker.conftest import _show_logs, bare_site, crew, key, site
 from tests.workers import ROOT
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.worker.conftest import Site
 
-__all__ = ["_show_logs", "bare_site", "key", "site"]
+__all__ = ["_show_logs", "bare_site", "crew", "key", "site"]
 
 
 # click 8.1 mixes the two outputs unless it is told not to; later ones never do, and cannot be told.

@@ -16,6 +16,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
+SHARED = True
 TURN_LONG = "tests.apps.locked.turn_long"
 
 

@@ -13,6 +13,8 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import ParkRequest, Want
 from tests.integration.cli.test_seeing import rows
 
+SHARED = True
+
 LATER = 600.0  # seconds
 
 

@@ -21,6 +21,7 @@ from tests.integration.cli.test_acting import run_here, wait_parked
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
+SHARED = True
 ME = f"{getpass.getuser()}@{socket.gethostname()}"
 FIVE = Want(1, 5)
 

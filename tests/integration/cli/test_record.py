@@ -24,6 +24,7 @@ from tests.integration.cli.test_acting import wait_parked
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
+SHARED = True
 ME = f"{getpass.getuser()}@{socket.gethostname()}"
 WHY = "INC-1: the import hangs"
 TAKEN = rf"taken by {re.escape(ME)} at 20\d\d-\d\d-\d\dT[\d:]+\+00:00: {WHY}"

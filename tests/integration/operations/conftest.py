@@ -3,9 +3,9 @@
 import pytest
 
 from tests.integration.operations.listener import Listener
-from tests.worker.conftest import _show_logs, bare_site, key, site
+from tests.worker.conftest import _show_logs, bare_site, crew, key, site
 
-__all__ = ["_show_logs", "bare_site", "key", "site"]
+__all__ = ["_show_logs", "bare_site", "crew", "key", "site"]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.servers import grant
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
+SHARED = True
 
 # Celery's result backend says so of itself, with redis-py 8.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")

@@ -7,6 +7,7 @@ import pytest
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2, "args": ["--task-events"]}]
+SHARED = True
 
 
 def test_a_parked_task_is_reported_from_its_conflict_to_its_release(site, listener, key):

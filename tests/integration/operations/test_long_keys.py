@@ -8,6 +8,7 @@ from celery_distlock.naming import shown
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2, "args": ["--task-events"]}]
+SHARED = True
 PARKED = 2  # by the pool, then on arrival
 
 
