@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from tests.worker.conftest import Site
 
 APP = "tests.apps.backlog"
-KINDS = ["store", "finished", "late"]
+KINDS = [
+    "store",
+    *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("finished", "late")),
+]
 MANY = 20
 
 
@@ -187,7 +190,7 @@ def test_calls_of_one_key_stay_in_order_though_the_first_waits_at_the_broker(sit
     assert site.journal.read(key) == [*BEFORE, 0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", ["store", "debounce"])
+@pytest.mark.parametrize("kind", ["store", pytest.param("debounce", marks=pytest.mark.exhaustive)])
 def test_many_calls_that_are_due_at_once_are_pushed_to_no_worker_that_is_full(site, key, kind):
     with blocked(site, key):
         channels = site.store.channels.find_channels

@@ -11,12 +11,13 @@ from celery_distlock.errors import LockKeyError
 from celery_distlock.stores import open_store
 from tests.waiting import wait_until
 
+APP = "tests.apps.late"
+WORKERS = [{"concurrency": 2}]
+
 
 @pytest.fixture
-def late(load_app, worker):
-    module = load_app("tests.apps.late")
-    worker("tests.apps.late", concurrency=2)
-    return module
+def late(site):
+    return site.tasks
 
 
 @pytest.fixture
@@ -84,15 +85,13 @@ def test_a_task_whose_key_cannot_be_made_any_more_fails_once(late, name):
     wait_until(lambda: not records(late, name), what="nothing to be left that sends it again")
 
 
-def test_a_child_that_needs_its_parents_key_is_named_as_a_deadlock(load_app, worker, name):
-    late = load_app("tests.apps.late")
-    process = worker("tests.apps.late", concurrency=2)
+def test_a_child_that_needs_its_parents_key_is_named_as_a_deadlock(site, late, name):
     result = late.parent_that_waits.delay(name)
     wait_until(lambda: late.memory.get(f"{late.NAME}child:{name}"), what="the child")
 
     child = late.app.AsyncResult(late.memory.get(f"{late.NAME}child:{name}"))
     wait_parked(late, f"outer:{name}")
-    process.wait_log("a deadlock")
+    site.workers[0].wait_log("a deadlock")
     late.memory.set(f"{late.NAME}gate:{name}", "open")
 
     result.get(timeout=30)
