@@ -77,7 +77,7 @@ FOUND_BY_MODEL = {
     "kept keys": ("if not keep_ms or F.put_first() then", "if not keep_ms then"),
     "kept messages": ("if keep and of and not of.b then", "if false then"),
     "forgotten ends": ("if was_parked or ended == '2' or again", "if ended == '2' or again"),
-    "starts that were none": ("    F.refund(owner, now)\n", ""),
+    "starts that were none": ("    F.refund(owner)\n", ""),
     "an operator's rates": ("    local rates = F.limit_now().rates\n", "    local rates = nil\n"),
 }
 
