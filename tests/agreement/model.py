@@ -167,7 +167,8 @@ class Key:
         if want.alone or not reserved.units:
             return want.alone and not reserved.units
         used = sum(each.units for each in self.grants.values())
-        fits = not want.capacity or used <= want.capacity or want == known
+        most = max(want.capacity, self.most or 0)
+        fits = not want.capacity or used <= most or want == known
         return want.counted() <= reserved.units and fits
 
     def grant(self, owner: str, run: str, want: Want, lasts: float, place: float = 0.0) -> Grant:

@@ -118,7 +118,7 @@ class _Key(CalledKey):
         if waits and how == "upgrade":
             self.listening.add(owner)
         grant = self.grants.get(owner)
-        if not grant:
+        if not grant or (how == "upgrade" and grant.place):
             return (Status.FREE, (), -1)
         status = getattr(self, f"_{how}")(grant, waits)
         return (status, self.noted(), grant.slot if status is Status.GRANTED else -1)
@@ -131,7 +131,6 @@ class _Key(CalledKey):
             return Status.BUSY
         if grant.units:
             self.upgrade(grant)
-        grant.place = 0.0
         grant.ends = max(grant.ends, self.now + LEASE)
         return Status.GRANTED
 

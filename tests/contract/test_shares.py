@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
-from celery_distlock.stores.values import ALONE, Completion, ParkRequest, Status, Want
+from celery_distlock.stores.values import ALONE, Completion, Limit, ParkRequest, Status, Want
 
 TWO, SHARED = Want(1, 2), Want(1, 0)
 RUN = "run:0:0:0"
@@ -94,6 +94,30 @@ def test_the_weight_counts_again_after_an_upgrade(store):
     store.units.downgrade("k", "own", 30.0)
 
     assert ask(store, "light", Want(1, 3)).status is Status.BUSY
+
+
+def test_a_reservation_is_claimed_before_its_upgrade(store):
+    with closing(store.inbox("k", "own")) as inbox:
+        for owner in ("x", "y"):
+            ask(store, owner)
+        ask(store, "own", queue=inbox)
+        give_up(store, "x")
+
+        assert store.units.upgrade("k", "own", 30.0).status is Status.FREE
+
+        assert ask(store, "own", queue=inbox).status is Status.GRANTED
+        assert store.units.upgrade("k", "own", 30.0).status is Status.BUSY
+
+
+def test_what_is_kept_for_a_retry_under_a_raised_limit_remains_its_own(store):
+    store.units.set_limit("k", Limit(3))
+    for owner in ("x", "y"):
+        ask(store, owner)
+    ask(store, "own", Want(1, 4), run=RUN)
+    give_up(store, "own", keep_for=(RUN, 30.0))
+    ask(store, "", queue=ParkRequest(b"e"), run="other:0:0:0")
+
+    assert ask(store, "again", TWO, run=RUN).status is Status.GRANTED
 
 
 def test_a_shorter_rest_does_not_end_a_longer_one(store):

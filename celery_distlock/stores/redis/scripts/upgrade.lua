@@ -2,7 +2,8 @@
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms inbox
 -- returns token: granted | a `reply` (answers.lua) with status: busy, and ttl_ms: there are other holders |
---         deadlock: another holder waits for its upgrade | free: the owner has no grant
+--         deadlock: another holder waits for its upgrade | free: the owner has no grant, or has not
+--         claimed its reservation
 --
 -- inbox  where it waits, ahead of the whole queue; empty: it does not wait
 -- USES records grants limits rates gates runs answers queue
@@ -19,10 +20,10 @@ end
 
 look(owner, '')
 local grant = grant_of(owner)
-if not grant then
+local is_claimed = grant and grant.stage ~= RESERVED
+if not is_claimed then
     return reply({ status = 'free' })
 elseif grant.units == 0 then
-    grant.stage, grant.place = HELD, 0
     lengthen(grant, tonumber(lease_ms))
     return key.token
 end
