@@ -167,8 +167,7 @@ class Key:
         if want.alone or not reserved.units:
             return want.alone and not reserved.units
         used = sum(each.units for each in self.grants.values())
-        most = max(want.capacity, self.most or 0)
-        fits = not want.capacity or used <= most or want == known
+        fits = not want.capacity or used <= want.capacity or known in (want, None)
         return want.counted() <= reserved.units and fits
 
     def grant(self, owner: str, run: str, want: Want, lasts: float, place: float = 0.0) -> Grant:

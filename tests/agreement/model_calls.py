@@ -72,7 +72,7 @@ class CalledKey(RequestedKey):
             sent = self._accept(run, want, delay, paced=paced)
         elif identity.replaces == run:
             waits = bearer and bearer.run == run and bearer.where is Where.WAITING
-            sent = self._update(run, delay, identity) if waits else Sent.CHANGED
+            sent = self._update(run, want, delay, identity) if waits else Sent.CHANGED
         elif self._is_free(bearer, identity, run):
             sent = self._accept(run, want, delay, identity, paced=paced)
         else:
@@ -110,8 +110,10 @@ class CalledKey(RequestedKey):
         self.line_up(Member(0.0, run, "", want))
         return self._let_in(run, Sent.QUEUED)
 
-    def _update(self, run: str, delay: float, identity: Identity) -> Sent:
-        """Replace the message of a run that waits, and perhaps when it joins the queue."""
+    def _update(self, run: str, want: Want, delay: float, identity: Identity) -> Sent:
+        """Replace the message and the want of a run that waits, and perhaps when it joins."""
+        if known := self.parked(run):
+            known.want = want
         first = self.call.first if self.call else None
         self.call = Call.of(identity, run, self.now, first)
         if run in self.times:

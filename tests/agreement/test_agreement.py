@@ -16,6 +16,7 @@ SIDES = {
     ("memory", "model"): 600,
     ("server", "model"): 300,
 }
+TWO = Want(1, 2)
 ANY_NUMBER = Want(1, 0, (Rate(3, per=600.0),))
 ONE_OF_TWO = Want(1, 2, (Rate(3, per=600.0),))
 RATED = Want(1, 1, (Rate(2, per=600.0, burst=2),))
@@ -43,7 +44,22 @@ FOUND = {
         Step("release", ("o9", Completion.NO, "r3", True)),
         Step("look", ("a",)),
     ),
+    "a retry whose kept unit is one of more than it counts": (
+        Step("acquire", ("a", "o1", "", TWO, False, False)),
+        Step("acquire", ("a", "o2", "", TWO, False, False)),
+        Step("release", ("o1", Completion.NO, "r2", False)),
+        Step("acquire", ("a", "o3", "", Want(1, 3), False, False)),
+        Step("acquire", ("a", "o4", "r2", TWO, False, False)),
+    ),
 }
+# Few random schedules have two holders that wait to hold the key exclusively.
+TWO_UPGRADES = (
+    Step("acquire", ("a", "o1", "", TWO, False, False)),
+    Step("acquire", ("a", "o2", "", TWO, False, False)),
+    Step("change", ("o1", "upgrade", True)),
+    Step("change", ("o2", "upgrade", True)),
+)
+DEADLOCKS = ("elseif key.up and F.upgrading() ~= owner then", "elseif false then")
 
 # Texts of the scripts, and what they become.
 PLANTED = {
@@ -71,7 +87,6 @@ FOUND_BY_MODEL = {
         "replaces == run and other == run",
     ),
     "upgrades": ("    if key.count == 1 then\n", "    if true then\n"),
-    "deadlocks": ("elseif key.up and F.upgrading() ~= owner then", "elseif false then"),
     "downgrades": ("'x', F.row_of(grant), 'was', was)", "'x', F.row_of(grant))"),
     "several keys": ("redis.call('EXISTS', QUEUE) > 0 or F.opens", "F.opens"),
     "kept keys": ("if not keep_ms or F.put_first() then", "if not keep_ms then"),
@@ -101,6 +116,14 @@ def test_a_script_that_is_wrong_is_found(what):
 @pytest.mark.parametrize("what", FOUND_BY_MODEL)
 def test_the_model_finds_a_script_that_is_wrong(what):
     _find(FOUND_BY_MODEL[what], ("memory", "model"))
+
+
+def test_the_model_finds_a_deadlock_that_is_not_reported():
+    with Player(("memory", "model")).running() as player:
+        assert player.play(TWO_UPGRADES) is None
+        server = player.stores[0]._servers.server = RewrittenServer(DEADLOCKS)
+        assert player.play(TWO_UPGRADES) is not None
+    server.check()
 
 
 def _find(texts, names):

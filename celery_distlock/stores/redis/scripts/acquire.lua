@@ -222,7 +222,7 @@ local function answer_claim(reserved)
         return reply({ status = 'done' }) -- an earlier copy of this request parked it: its message is in flight
     end
     local of = record(run)
-    local is_right = is_wanted(reserved, want, of and (of.w or '') or nil)
+    local is_right = is_wanted(reserved, want, of and (of.w or '') or want.text)
     local closed = is_right and claim_opens(reserved, want)
     if not is_right or closed then
         return give_back(reserved, reserved.place > 0 and reserved.place or closed and FIRST or arrival)

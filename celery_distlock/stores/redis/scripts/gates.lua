@@ -106,8 +106,7 @@ end
 -- Whether a reservation still matches the run's want, which may have changed.
 local function is_wanted(grant, want, text_before)
     local fits = grant.units == 0 or text_before == want.text or want.capacity == 0
-    local most = math.max(want.capacity, limit_now().capacity or 0) -- an operator may have raised it
-    return is_enough(grant, want) and (fits or key.used <= most)
+    return is_enough(grant, want) and (fits or key.used <= want.capacity)
 end
 
 -- Returns nothing if a reservation may be claimed now; else when (ms), because a rest, a pause, a limit
