@@ -201,7 +201,7 @@ def test_a_lock_is_released_by_remote_control_though_the_store_takes_its_time(st
             control = site.app.control
             how = {"arguments": {"key": key}, "reply": True, "limit": 1, "timeout": 60.0}
             (told,) = control.broadcast("release_lock", **how)
-            assert "goes on" in told[site.workers[0].name]["error"]
+            assert "keeps trying" in told[site.workers[0].name]["error"]
             held.wait()
             assert_awake(site, f"{key}-unlocked")
         site.wait_free(key)

@@ -9,12 +9,13 @@ import pytest
 
 from tests import fidelity, rabbitmq, servers
 from tests.rabbitmq import RabbitServer
-from tests.worker.conftest import Site, _show_logs, key, opened, site
+from tests.worker.conftest import TWO_PREFORK_WORKERS, _show_logs, bare_site, key, site
+from tests.worker.crews import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["_show_logs", "key", "site"]
+__all__ = ["_show_logs", "bare_site", "key", "site"]
 
 WANTED = os.environ.get("CI") and os.environ.get("DISTLOCK_TEST_RABBITMQ") != "skip"
 
@@ -35,15 +36,23 @@ def rabbit_server() -> Iterator[RabbitServer]:
 
 
 @pytest.fixture(scope="module")
-def bare_site(
-    request: pytest.FixtureRequest, redis_url: str, rabbit_server: RabbitServer
-) -> Iterator[Site]:
+def crew(
+    request: pytest.FixtureRequest,
+    redis_url: str,
+    rabbit_server: RabbitServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Crew]:
     """The same as in `tests.worker`, on RabbitMQ."""
+    module = request.module
     env = {
-        **getattr(request.module, "ENV", {}),
+        **getattr(module, "ENV", {}),
         "DISTLOCK_TEST_AMQP": rabbit_server.url,
         **servers.environment(redis_url, servers.new_prefix()),
     }
-    with opened(getattr(request.module, "APP", "tests.apps.locked"), env) as site:
-        yield site
+    workers = getattr(module, "WORKERS", TWO_PREFORK_WORKERS)
+    app = getattr(module, "APP", "tests.apps.locked")
+    crew = Crew(app, env, tmp_path_factory.mktemp("workers"), workers)
+    yield crew
+    crew.stop()
+    servers.delete_keys(redis_url, env["DISTLOCK_TEST_PREFIX"])
     rabbit_server.delete("celery", "stock", fidelity.NOBODYS)

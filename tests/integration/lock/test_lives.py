@@ -55,7 +55,7 @@ def test_ten_thousand_lives_of_locks_leave_nothing_behind(private_server):
         assert set(after["threads"]) - set(before["threads"]) <= {
             "distlock-releases",
             "distlock-counts",
-            "distlock-news",
+            "distlock-notifications",
             "distlock-renewals",
             "distlock-watchdog",
         }
