@@ -176,6 +176,7 @@ def staffed(site: Site, folder: Path, workers: list[dict[str, Any]]) -> Iterator
         site.workers = crew.start()
         yield site
     finally:
+        crew.workers = site.workers or crew.workers  # a test may have put others in their place
         crew.stop()
 
 
