@@ -8,7 +8,7 @@ from cpu_time import server_cpu
 from figures import Figure, Part, Row, median
 
 from celery_distlock.stores import open_store
-from celery_distlock.stores.redis.store import REST
+from celery_distlock.stores.redis.parking import REST
 from celery_distlock.testing import EmbeddedServer
 
 SIZES = (1_000, 20_000, 200_000)

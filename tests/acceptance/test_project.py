@@ -247,3 +247,9 @@ def test_links_of_the_changelog_and_its_entries_lead_to_files():
 
     assert len(links) > 10
     assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+def test_the_benchmarks_start():
+    command = sys.executable, ROOT / "bench" / "run.py", "--help"
+
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
