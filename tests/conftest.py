@@ -167,6 +167,12 @@ def shared_crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCre
         yield crews
 
 
+@pytest.fixture(scope="module")
+def broker_env() -> dict[str, str]:
+    """Return the variables that give an app another broker than the Redis of the tests."""
+    return {}
+
+
 class StartWorker(Protocol):
     """The `worker` fixture; arguments as for `WorkerProcess`."""
 

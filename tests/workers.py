@@ -15,7 +15,7 @@ from tests import processes
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 ROOT = Path(__file__).parent.parent
 
@@ -187,3 +187,13 @@ class WorkerProcess:
         except AssertionError:
             return processes.session(self.pid)
         return []
+
+
+def stop_all(workers: Iterable[WorkerProcess], warm: float, cold: float = 10.0) -> None:
+    """Stop *workers* as `WorkerProcess.stop` does, all at the same time."""
+    workers = list(workers)
+    for worker in workers:
+        if worker.running:
+            worker.process.terminate()
+    for worker in workers:
+        worker.stop(warm, cold)

@@ -20,7 +20,7 @@ from celery_distlock.runtime.app import Runtime
 from tests import parked_runs, servers
 from tests.waiting import wait_until
 from tests.worker.crews import Crew, SharedCrews
-from tests.workers import WorkerProcess
+from tests.workers import WorkerProcess, stop_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,6 +184,7 @@ def staffed(site: Site, folder: Path, workers: list[dict[str, Any]]) -> Iterator
 def crew(
     request: pytest.FixtureRequest,
     redis_url: str,
+    broker_env: dict[str, str],
     shared_crews: SharedCrews,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Crew]:
@@ -195,7 +196,8 @@ def crew(
     true where the workers may be those of other modules: none there stops or reconfigures them.
     """
     module = request.module
-    app, env = getattr(module, "APP", "tests.apps.locked"), getattr(module, "ENV", {})
+    app = getattr(module, "APP", "tests.apps.locked")
+    env = {**getattr(module, "ENV", {}), **broker_env}
     workers = getattr(module, "WORKERS", TWO_PREFORK_WORKERS)
     if getattr(module, "SHARED", False):
         yield shared_crews.find(app, env, redis_url, workers)
@@ -234,11 +236,7 @@ def start(bare_site: Site, tmp_path: Path) -> Iterator[Callable[..., WorkerProce
         return worker
 
     yield begin
-    for worker in started:
-        if worker.running:
-            worker.process.terminate()
-    for worker in started:
-        worker.stop(warm=2.0, cold=5.0)
+    stop_all(started, warm=2.0, cold=5.0)
     bare_site.tasks.app.control.purge()
     for worker in started:
         print(f"---- {worker.name}\n{worker.log()[-3000:]}")  # noqa: T201

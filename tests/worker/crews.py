@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests import servers
-from tests.workers import WorkerProcess
+from tests.workers import WorkerProcess, stop_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,11 +44,7 @@ class Crew:
         return self.workers
 
     def stop(self) -> None:
-        for worker in self.workers:
-            if worker.running:
-                worker.process.terminate()  # all of them, before the first is waited for
-        for worker in self.workers:
-            worker.stop(warm=10.0)
+        stop_all(self.workers, warm=10.0)
         self.workers = []
 
 

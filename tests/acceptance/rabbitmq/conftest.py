@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import fidelity, rabbitmq, servers
+from tests import fidelity, rabbitmq
 from tests.rabbitmq import RabbitServer
-from tests.worker.conftest import TWO_PREFORK_WORKERS, _show_logs, bare_site, key, site
-from tests.worker.crews import Crew
+from tests.worker.conftest import _show_logs, bare_site, crew, key, site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["_show_logs", "bare_site", "key", "site"]
+__all__ = ["_show_logs", "bare_site", "crew", "key", "site"]
 
 WANTED = os.environ.get("CI") and os.environ.get("DISTLOCK_TEST_RABBITMQ") != "skip"
 
@@ -36,23 +35,7 @@ def rabbit_server() -> Iterator[RabbitServer]:
 
 
 @pytest.fixture(scope="module")
-def crew(
-    request: pytest.FixtureRequest,
-    redis_url: str,
-    rabbit_server: RabbitServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Crew]:
-    """The same as in `tests.worker`, on RabbitMQ."""
-    module = request.module
-    env = {
-        **getattr(module, "ENV", {}),
-        "DISTLOCK_TEST_AMQP": rabbit_server.url,
-        **servers.environment(redis_url, servers.new_prefix()),
-    }
-    workers = getattr(module, "WORKERS", TWO_PREFORK_WORKERS)
-    app = getattr(module, "APP", "tests.apps.locked")
-    crew = Crew(app, env, tmp_path_factory.mktemp("workers"), workers)
-    yield crew
-    crew.stop()
-    servers.delete_keys(redis_url, env["DISTLOCK_TEST_PREFIX"])
+def broker_env(rabbit_server: RabbitServer) -> Iterator[dict[str, str]]:
+    """Yield the URL of the RabbitMQ for `crew`; delete the queues after its workers have ended."""
+    yield {"DISTLOCK_TEST_AMQP": rabbit_server.url}
     rabbit_server.delete("celery", "stock", fidelity.NOBODYS)

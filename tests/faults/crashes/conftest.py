@@ -17,7 +17,7 @@ from celery_distlock import Lock
 from celery_distlock.runtime.app import Runtime
 from tests import processes, servers
 from tests.waiting import wait_until
-from tests.workers import WorkerProcess
+from tests.workers import WorkerProcess, stop_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,11 +107,7 @@ class Scene:
         )
 
     def close(self) -> None:
-        for worker in self.workers:
-            if worker.running:
-                worker.process.terminate()  # all of them, before the first is waited for
-        for worker in self.workers:
-            worker.stop(warm=5.0)
+        stop_all(self.workers, warm=5.0)
         self._redis.close()
 
     # Locks
