@@ -6,7 +6,7 @@ Every error that this package raises.
     DistlockError
     ├── ConfigurationError        a task, a setting or a URL is declared wrongly
     ├── LockError
-    │   ├── LockConflictError     the key has another holder           .key .holder .remaining
+    │   ├── LockConflictError     the key has another holder           .key .holder .remaining .wait
     │   ├── LockKeyError          this call's key could not be made    .task
     │   ├── LockLostError         we held the key and no longer do     .key .token
     │   └── LockNotOwnedError     released by a non-holder (also a RuntimeError)
@@ -17,6 +17,8 @@ Every error that this package raises.
 A driver's exception never leaves the package: it is the ``__cause__`` of one of these. All of them
 survive pickling, so they can be the result of a Celery task.
 """
+
+import math
 
 from .naming import is_resting, shown, taken_by
 
@@ -86,6 +88,17 @@ class LockConflictError(LockError):
         if self.wait is not None:
             return f"{lock} admits no holder for {self.wait:.1f} s more"
         return f"{lock} {taken_by(self.holder)}, for {self.remaining:.1f} s more unless renewed"
+
+    @property
+    def retry_after(self) -> int:
+        """
+        Seconds for the HTTP header `Retry-After`, at least 1.
+
+        The time until the key opens, if time alone opens it. A key that is held can be released at
+        any moment: 1.
+        """
+        rest = self.remaining if is_resting(self.holder) else None
+        return max(1, math.ceil(self.wait or rest or 1))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"  # which is in Celery's log lines

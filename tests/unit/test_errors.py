@@ -8,6 +8,9 @@ import pickle
 import pytest
 
 from celery_distlock import errors
+from celery_distlock.naming import PARKED, RESTING
+
+REST = f"{PARKED}{RESTING}k"
 
 EXAMPLES = [
     errors.DistlockError("broken"),
@@ -126,3 +129,17 @@ def test_a_loss_says_which_grant_and_why():
 def test_a_loss_can_be_made_without_arguments():
     # That is how an asynchronous exception is made.
     assert errors.LockLostError().key == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (errors.LockConflictError("k", holder="a", remaining=9.0), 1),
+        (errors.LockConflictError("k", holder="a", remaining=9.0, wait=4.2), 5),
+        (errors.LockConflictError("k", holder="a", remaining=9.0, wait=0.0), 1),
+        (errors.LockConflictError("k", holder=REST, remaining=9.5), 10),
+        (errors.LockConflictError("k", holder=REST, remaining=3.0, wait=0.01), 1),
+    ],
+)
+def test_a_conflict_says_when_to_retry(error, seconds):
+    assert error.retry_after == seconds
