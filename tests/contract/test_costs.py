@@ -270,3 +270,17 @@ def test_what_a_task_needs_that_waited_is_made_at_once():
     assert server.late == []
     store.inspect("k")
     assert server.late
+
+
+def test_a_sweep_only_looks_at_keys_that_are_held():
+    store = MemoryStore("memory://", "p")
+    store._servers.server = server = CountingServer()
+    for number in range(FEW):
+        key = f"k{number}"
+        assert store.acquire(AcquireRequest(key, "holder", 60.0)).status is Status.GRANTED
+        store.parking.park_if_held(key, f"r{number}:0:0:0", PARKED, 1.0)
+    server.commands = 0
+
+    assert list(store.parking.sweep(1.0)) == []
+
+    assert server.commands <= 3.1 * FEW

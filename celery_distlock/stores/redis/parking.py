@@ -24,7 +24,7 @@ from celery_distlock.stores.values import (
 
 from . import scripts
 from .answers import Answer, Fields, since_of, text, want_of
-from .connections import TIMEOUT, Command, command, fields, milliseconds
+from .connections import TIMEOUT, Command, command, fields, milliseconds, script_call
 from .delivery import RedisChannels
 from .inspection import Inspection
 from .mending import IndexMender
@@ -199,13 +199,14 @@ class RedisParking(Part, Parking):
         self._gives_way = False
         worked_at = begin
         for names in self._inspection.waiting_names():
+            ours, due = self._due(names, keep)
+            kept_at = clock.monotonic()
             # A single attempt: a script does not find again what it has already found, and the next
             # sweep covers a node of a cluster that is silent now.
-            ours, *answers = self._requests.attempt_once([keep, *self._sweep_calls(names)])
-            kept_at = clock.monotonic()
-            worked += min(kept_at - worked_at, SLOW_BATCH)
+            answers = self._requests.attempt_once(self._sweep_calls(due)) if due else ()
+            worked += min(clock.monotonic() - worked_at, SLOW_BATCH)
             opens: dict[str, float | None] = {}
-            for wake in self._swept(names, answers, opens):
+            for wake in self._swept(due, answers, opens):
                 yield wake
                 now = clock.monotonic()
                 if now > kept_at + interval * TURN / 2:
@@ -217,6 +218,21 @@ class RedisParking(Part, Parking):
         least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
         rest = max(least, REST * worked)
         self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
+
+    def _due(self, names: Sequence[str], keep: Command) -> tuple[Any, list[str]]:
+        """Return the answer to *keep*, and those of *names* at which a sweep has work."""
+        stems = [self._records.stem(name).encode("utf-8", "surrogateescape") for name in names]
+        some = [names] if self._servers.share(stems) else [[name] for name in names]
+        calls = [script_call(_DUE_KEYS, tuple(map(self._records.stem, each))) for each in some]
+        ours, *answers = self._requests.attempt_once([keep, *calls])
+        due: list[str] = []
+        for each, answer in zip(some, answers, strict=True):
+            if isinstance(answer, Exception):
+                due += each  # the sweep reports which key is refused, and why
+                continue
+            with self._requests.reading(_DUE_KEYS, answer):
+                due += [each[number - 1] for number in answer]
+        return ours, due
 
     def wake_next(self, key: str) -> Iterator[WokenTask]:
         names = [slot_name(key)]
@@ -335,6 +351,6 @@ class RedisParking(Part, Parking):
 _ACQUIRE, _TRY_KEYS, _TRY_KEY, _CANCEL, _MARK_SENT, _DELAY_RESEND = map(
     scripts.load, ("acquire", "try_keys", "try_key", "cancel", "mark_sent", "delay_resend")
 )
-_SWEEP, _RESEND_ALL, _SWEEP_LEASE, _RESERVE_KEPT, _LEAVE_KEY = map(
-    scripts.load, ("sweep", "resend_all", "sweep_lease", "reserve_kept", "leave_key")
+_SWEEP, _DUE_KEYS, _RESEND_ALL, _SWEEP_LEASE, _RESERVE_KEPT, _LEAVE_KEY = map(
+    scripts.load, ("sweep", "due_keys", "resend_all", "sweep_lease", "reserve_kept", "leave_key")
 )
