@@ -61,6 +61,13 @@ local function read_grant(row)
     }
 end
 
+-- Returns whether a grant is the owner's for the run, and no other message of the run is in flight. Faster
+-- than to read the grant.
+local function is_last_of(row, owner, run)
+    local flags, names = string.match(row, '^%d+ %d+ %-?%d+ %a(%a*) %d+ %d+ (.*)$')
+    return names == #owner .. ' ' .. owner .. run and not string.find(flags, AGAIN, 1, true)
+end
+
 -- Returns the shared grants among fields and values of the record.
 local function grants_in(words)
     local found = {}

@@ -14,11 +14,11 @@
 -- keep_ms   how long the key stays reserved for keep_run; if that run is parked, it is served now
 -- unstarted the task has not begun: its start does not count where the key has a rate
 -- USES records grants limits rates gates runs answers queue
--- OFTEN look read_clock load known_number fetch_with_first fetch field run_of record
--- OFTEN grant_of reserved_owner held_by note_completion record_end note_end keep_ends keeps free
--- OFTEN vacate tidy hand_on first_waiter want_in offer_to_run opens keeps_out held_alone paused
--- OFTEN resting taken full too_soon terms_for limit_now read_limit reserve grant_to grant_alone mint row_of
--- OFTEN integer begin_lease claim_ms go is_in_woken write_run wake send push follows_another publish answer
+-- OFTEN look read_clock load known_number fetch_with_first fetch field run_of record read_grant grant_of
+-- OFTEN reserved_owner held_by note_completion may_come_again record_end note_end keep_ends keeps free
+-- OFTEN vacate tidy hand_on first_waiter want_in offer_to_run opens keeps_out held_alone paused resting
+-- OFTEN taken full too_soon terms_for limit_now read_limit reserve grant_to grant_alone mint row_of integer
+-- OFTEN begin_lease claim_ms go is_in_woken write_run wake send push follows_another publish answer
 
 local owner, run, ended, channel, destination, request = unpack(ARGV)
 request = request and cjson.decode(request) or {}
@@ -26,21 +26,18 @@ local inbox, keep_run, keep_ms, unstarted = request.inbox, request.keep_run, req
 near_channel, near = channel, destination ~= '' and destination or nil
 givers = run
 
--- Releases an exclusive grant if there are no waiters and nothing to record. This is the most frequent
--- case.
+-- Releases an exclusive grant if there are no waiters and nothing to record. Returns whether it did. This
+-- is the most frequent case.
 local function release_alone()
     if tonumber(ended) > 1 or keep_ms or unstarted or redis.call('EXISTS', QUEUE, TASKS) > 0 then
-        return nil
+        return false
     end
     local alone, rest = unpack(redis.call('HMGET', LOCK, 'x', 'rest'))
-    local grant = read_grant(alone)
-    if not grant or rest or may_come_again(grant) then
-        return nil
-    elseif grant.owner ~= owner then
-        return 0
+    if rest or not is_last_of(alone or '', owner, run) then
+        return false
     end
     redis.call('DEL', LOCK)
-    return 1
+    return true
 end
 
 -- Records the end of the run, as `ended` says.
@@ -97,9 +94,8 @@ local function keep_locked(grant)
     end
 end
 
-local released = release_alone()
-if released then
-    return released
+if release_alone() then
+    return 1
 end
 look(owner, run)
 fetch_with_first(run)
