@@ -87,6 +87,7 @@ class History:
     dropped: set[str] = field(default_factory=set)
     final: frozenset[str] = frozenset({"done"})
     calls: list[Call] = field(default_factory=list)
+    sent_at: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def missing(self) -> set[str]:

@@ -111,7 +111,8 @@ def _save(folder: Path, told: History) -> None:
     for what in ("runs", "faults", "looks", "calls"):
         lines = (json.dumps(each._asdict()) for each in getattr(told, what))
         (folder / f"{what}.json").write_text("\n".join(lines))
-    (folder / "sent").write_text("\n".join(sorted(told.sent)))
+    sent = (f"{task} {told.sent_at.get(task, 0.0)} {task in told.dropped}" for task in told.sent)
+    (folder / "sent").write_text("\n".join(sorted(sent)))
 
 
 def _print(reports: list[Report]) -> None:

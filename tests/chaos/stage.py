@@ -244,6 +244,7 @@ class Stage:
             self._looks,
             final=self.notebook.final,
             calls=self.notebook.calls,
+            sent_at={task: sent.at for task, sent in self._sent.items()},
         )
         control = History(plain, [run for run in runs if run.id in plain], self._faults)
         for each in (locked, control):
