@@ -198,6 +198,12 @@ class TestBroker:
 
         assert broker.dropped(missing, self.kill(10), ["... b ..."]) == {"a"}
 
+    def test_a_task_that_was_sent_just_after_a_kill_to_a_broker_that_has_not_noticed(self):
+        now = clock.monotonic()
+        missing = {"a": now - 9.4, "b": now - 8.0}
+
+        assert broker.dropped(missing, self.kill(10), []) == {"a"}
+
     def test_a_task_that_was_received_is_not_among_them(self):
         missing = {"a": clock.monotonic() - 11}
         log = self.line(10.5, "Task chaos.retry[a] received")
