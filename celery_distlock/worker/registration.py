@@ -4,7 +4,8 @@ Registers this worker with the store as a receiver of woken tasks, and keeps tho
 Once a second a thread reports to the store:
 
 - The broker queues that the worker consumes, so that woken tasks of these queues come to its
-  delivery channel, and the number of free slots. Queues with a single active consumer are left out.
+  delivery channel, and the number of free slots: every other time, unless they have changed.
+  Queues with a single active consumer are left out.
 - The woken tasks that wait here, for a slot or because of Celery's rate limit or an ETA. No other
   process sends these unless this worker dies. Tasks that came by the broker are reported less
   often, since the broker delivers them again then.
@@ -92,6 +93,7 @@ class Registration:
         self._store = store
         self._address = address
         self.queues: set[str] = set()
+        self._reported: tuple[list[str], int] | None = None
         self._waiting: dict[tuple[str, str], _Taken] = {}
         self._stopped = threading.Event()
         self._failing = False
@@ -145,9 +147,16 @@ class Registration:
         self._withdraw(self.queues - queues)
         self.queues |= queues
         if queues:
-            me = PeerChannel(self._address, free_slots(self._consumer.pool))
-            self._store.channels.register_channel(sorted(queues), me, VALID_FOR)
+            self._report(sorted(queues))
         self._keep()
+
+    def _report(self, queues: list[str]) -> None:
+        free = free_slots(self._consumer.pool)
+        before, self._reported = self._reported, None
+        if before != (queues, free):
+            me = PeerChannel(self._address, free)
+            self._store.channels.register_channel(queues, me, VALID_FOR)
+            self._reported = queues, free
 
     def _keep(self) -> None:
         waiting = self._still_waiting()

@@ -1,8 +1,8 @@
 """
 The ticker: admits waiting runs whose key opens through time alone, at that time.
 
-Of the main processes of all workers on one store, one is the ticker. It renews that role every
-1.25 s; if it stops, another process takes over within four seconds. The ticker sleeps until the
+Of the main processes of all workers on one store, one is the ticker. It renews that role every two
+seconds; if it stops, another process takes over within four seconds. The ticker sleeps until the
 first key is due, or until it is notified of one that is due earlier. It then checks each key that
 is due, and dispatches what that admits, as after a release.
 """
@@ -30,9 +30,8 @@ __all__ = ["Ticker"]
 
 logger = logging.getLogger(__name__)
 
-VALID_FOR = 3.0  # seconds for which a process remains the ticker without a renewal
-# Seconds between renewals. With the pings of its subscription, that is one command a second.
-RENEWAL = 1.25
+VALID_FOR = 3.75  # seconds for which a process remains the ticker without a renewal
+RENEWAL = 2.0  # seconds between renewals
 LOOK = 1.0  # seconds after which another process checks whether there is a ticker
 SHORTEST = 0.01  # seconds: keys that are due within this time are checked together
 AFTER_YOU = 4.0  # seconds for which a process that cannot send leaves the role to others

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 from celery.worker import state
 
+from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.stores.values import PeerChannel, WokenTask
 from celery_distlock.testing import FakeClock
+from celery_distlock.worker import registration as registration_module
 from celery_distlock.worker.in_flight import in_flight
 from celery_distlock.worker.registration import Registration
 from celery_distlock.worker.request import LockedRequest
@@ -29,10 +31,17 @@ class Store:
         self.seconds = []
         self.pushed = []
         self.peers = []
+        self.registered = []
+        self.is_away = False
 
     def keep_reserved(self, wakes, seconds):
         self.kept.append([wake.run for wake in wakes])
         self.seconds.append(seconds)
+
+    def register_channel(self, queues, peer, seconds):
+        if self.is_away:
+            raise StoreUnavailableError("away")
+        self.registered.append((queues, peer.free))
 
     def find_channels(self, queues):
         assert queues == ("celery",)
@@ -51,7 +60,9 @@ def store():
 @pytest.fixture
 def registration(app, store):
     """One whose thread has ended: the test does its rounds."""
-    registration = Registration(SimpleNamespace(app=app, task_consumer=None), store, "channel")
+    registration = Registration(
+        SimpleNamespace(app=app, task_consumer=None, pool=None), store, "channel"
+    )
     registration.close()
     registration._thread.join(30.0)
     store.kept.clear()
@@ -70,6 +81,39 @@ def receive(app, message):
     request = functools.partial(LockedRequest, message, app=app, task=app.tasks["reserve"])
     yield request
     state.reset_state()
+
+
+@pytest.fixture
+def registered(monkeypatch, registration, store):
+    """Returns a function that reports so many free slots, and counts all reports."""
+
+    def register(free):
+        monkeypatch.setattr(registration_module, "free_slots", lambda pool: free)
+        registration._report(["celery"])
+        return len(store.registered)
+
+    return register
+
+
+def test_unchanged_facts_are_reported_every_other_time(registered):
+    assert [registered(4) for _ in range(6)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_change_is_reported_at_once(registered, store):
+    for free in (4, 3, 3, 4, 0):
+        registered(free)
+
+    assert [free for _, free in store.registered] == [4, 3, 4, 0]
+
+
+def test_what_was_not_reported_is_reported_the_next_time(registered, store):
+    registered(4)
+    store.is_away = True
+    with pytest.raises(StoreUnavailableError):
+        registered(3)
+    store.is_away = False
+
+    assert registered(4) == 2
 
 
 def test_what_waits_for_a_rate_limit_is_kept(store, registration, message, receive):

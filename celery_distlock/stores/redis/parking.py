@@ -217,7 +217,8 @@ class RedisParking(Part, Parking):
             worked_at = clock.monotonic()
         least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
         rest = max(least, REST * worked)
-        self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
+        if rest > least:  # else its turn, as it is, lasts at least as long as this rest
+            self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
 
     def _due(self, names: Sequence[str], keep: Command) -> tuple[Any, list[str]]:
         """Return the answer to *keep*, and those of *names* at which a sweep has work."""
