@@ -202,6 +202,16 @@ class Admin:
             return []
         return QueueStore.of(self.store).audit.actions(as_key(key))
 
+    def recent_actions(self, seconds: float) -> list[tuple[str, Action]]:
+        """Return operators' actions on all keys in the last *seconds*, the latest first."""
+        if Ability.QUEUE not in self.store.abilities:
+            return []
+        audit, begin = QueueStore.of(self.store).audit, _store_time(self.store) - seconds
+        keys = itertools.chain.from_iterable(audit.keys_acted_on())
+        found = [(key, action) for key in keys for action in audit.actions(key)]
+        recent = [each for each in found if each[1].at >= begin]
+        return sorted(recent, key=lambda each: each[1].at, reverse=True)
+
     def release(
         self,
         key: str,

@@ -257,6 +257,10 @@ class Audit(ABC):
         """Return operators' actions on *key*, the latest first."""
 
     @abstractmethod
+    def keys_acted_on(self) -> Iterator[list[str]]:
+        """Yield all keys with recorded actions, in batches."""
+
+    @abstractmethod
     def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
         """
         Return which operator has taken *key* from *owner*, and why; empty if unknown.

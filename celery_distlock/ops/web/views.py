@@ -18,7 +18,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from celery_distlock import clock
-from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableError
+from celery_distlock.errors import (
+    ConfigurationError,
+    DistlockError,
+    StoreError,
+    StoreUnavailableError,
+)
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.ops.acts import MOST_TEXT, this_user
 from celery_distlock.ops.admin import Admin
@@ -41,6 +46,7 @@ QUEUE_PAGE = 50  # waiters in one response
 MOST_CALLS = 20  # calls with an identity in one response
 FURTHEST = 10**9  # place in a queue
 LONGEST_BODY = 16_384  # bytes
+DAY = 86_400.0  # seconds
 
 
 class Views:
@@ -68,13 +74,17 @@ class Views:
 
     def router(self) -> Starlette:
         """Return the ASGI application that routes to them."""
-        changes = [self.log_in, self.log_out, self.release, self.wake, self.drop]
+        changes = [
+            *(self.log_in, self.log_out, self.release, self.wake, self.drop),
+            *(self.limit, self.pause, self.resume),
+        ]
         return Starlette(
             routes=[
                 Route("/", self.page),
                 Route("/api/session", self.session),
                 Route("/api/locks", self.locks),
                 Route("/api/lock", self.lock),
+                Route("/api/actions", self.actions),
                 *(
                     Route(f"/api/{change.__name__.replace('_', '')}", change, methods=["POST"])
                     for change in changes
@@ -171,6 +181,12 @@ class Views:
             }
         )
 
+    async def actions(self, request: Request) -> Response:
+        """List what operators have done to any key in the last day."""
+        _query(request)
+        found = await run_in_threadpool(self._admin.recent_actions, DAY)
+        return Json({"actions": [{"key": key, **_action(action)} for key, action in found]})
+
     def _seen(self, lock: KeyState, now: float) -> dict[str, Any]:
         history = self._snapshots.history
         history.note(lock, now)
@@ -238,6 +254,36 @@ class Views:
             task = f"{each.task}[{each.task_id}]"
             logger.warning("%s dropped %r from the queue of %r", _who(request), task, key)
         return Json({"dropped": len(dropped)})
+
+    async def limit(self, request: Request) -> Response:
+        """Limit the units of a key in use, or the rate of its starts."""
+        body = await _body(request, "name", "units", "rate", "seconds", "reason")
+        if body.get("units") is None and not body.get("rate"):
+            raise HTTPException(400, "units or rate is missing; resume removes a limit")
+        return await self._limit(request, body, "limited")
+
+    async def pause(self, request: Request) -> Response:
+        """Stop new grants of a key."""
+        body = await _body(request, "name", "seconds", "reason")
+        return await self._limit(request, {**body, "units": 0}, "paused")
+
+    async def resume(self, request: Request) -> Response:
+        """Remove the limit of a key."""
+        body = await _body(request, "name", "reason")
+        return await self._limit(request, body, "removed the limit of")
+
+    async def _limit(self, request: Request, body: dict[str, Any], did: str) -> Response:
+        key, units = _key(_text(body, "name")), body.get("units")
+        terms = {"rate": body.get("rate") or None, "seconds": body.get("seconds", 0)}
+        author, reason = _operator(request, body)
+        try:
+            done = await self._do(
+                lambda: self._admin.limit(key, units, **terms, author=author, reason=reason)
+            )
+        except (ValueError, ConfigurationError) as error:
+            raise HTTPException(400, str(error)) from None
+        logger.warning("%s %s %r", _who(request), did, key)
+        return Json({"lock": _lock(done.after, clock.wall())})
 
     async def _do(self, change: Callable[[], T]) -> T:
         try:

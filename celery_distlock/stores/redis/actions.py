@@ -3,7 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -19,6 +19,7 @@ from . import scripts
 from .answers import text
 from .connections import Command, command
 from .parts import Part, Reach
+from .scanning import KeysWith, keys_of, names_at
 
 MOST_REMEMBERED = 1000  # known causes of losses that no caller has asked for yet
 PATIENCE = 0.5  # seconds to look up why renewals were refused
@@ -41,6 +42,13 @@ class RedisAudit(Part, Audit):
 
     def actions(self, key: str) -> list[Action]:
         return self._actions(self._requests.ask([self._look(key)], key).answers)
+
+    def keys_acted_on(self) -> Iterator[list[str]]:
+        def ask(scan: Command) -> Any:
+            return self._requests.ask([scan], "the list of actions").answers[0]
+
+        acted_on = KeysWith(self._records.stem, record="actions")
+        yield from keys_of(names_at(self._servers, acted_on, ask, self._requests.reading), "*")
 
     def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
         known = self._causes.pop(owner, "")

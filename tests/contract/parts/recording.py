@@ -1,5 +1,6 @@
 """What a store records of what operators do."""
 
+import itertools
 from datetime import datetime
 
 import pytest
@@ -46,6 +47,7 @@ class Recording(Given):
         assert first._replace(at=0.0) == pause
         assert 0 < first.at <= last.at
         assert store.audit.actions(f"{key}2") == []
+        assert key in itertools.chain.from_iterable(store.audit.keys_acted_on())
 
     def test_only_the_last_actions_are_kept(self, store: QueueStore) -> None:
         for number in range(MOST):

@@ -194,6 +194,43 @@ def test_a_paused_key_shows_the_author_of_the_pause(shown, share, admin):
     expect(key(shown, "tenant:7")).to_be_hidden()
 
 
+def test_a_key_is_paused_limited_and_resumed_and_the_actions_are_listed(shown, share, admin):
+    share("tenant:7", "one", Want(2, 5))
+    details = choose(shown, "tenant:7")
+    dialog, status = shown.get_by_role("dialog"), shown.get_by_role("status")
+    expect(details.get_by_role("button", name="Resume")).to_be_hidden()
+
+    details.get_by_role("button", name="Pause").click()
+    expect(dialog.get_by_role("textbox", name="Units")).to_be_hidden()
+    dialog.get_by_role("textbox", name="Reason").fill("INC-4 <i>")
+    dialog.get_by_role("button", name="Pause it").click()
+    expect(status).to_contain_text("Paused: tenant:7.")
+    expect(details.get_by_text("0: paused, by ")).to_be_visible()
+    assert admin.show("tenant:7").limit.until == 0
+
+    details.get_by_role("button", name="Limit").click()
+    dialog.get_by_role("textbox", name="Units").fill("three")
+    dialog.get_by_role("button", name="Limit it").click()
+    expect(status).to_contain_text("must be a whole number")
+    details.get_by_role("button", name="Limit").click()
+    dialog.get_by_role("textbox", name="Units").fill("3")
+    dialog.get_by_role("textbox", name="Starts").fill("100/m")
+    dialog.get_by_role("textbox", name="minutes").fill("10")
+    dialog.get_by_role("button", name="Limit it").click()
+    expect(details.get_by_text("3 units, 100/m, by ")).to_be_visible()
+
+    details.get_by_role("button", name="Resume").click()
+    expect(dialog).to_contain_text("It was: 3 100/m, by ")
+    dialog.get_by_role("button", name="Remove it").click()
+    expect(status).to_contain_text("tenant:7 has no limit")
+    assert admin.show("tenant:7").limit is None
+    shown.get_by_text("Operators in the last day").click()
+    acts = shown.get_by_role("list", name="Operators in the last day").get_by_role("listitem")
+    expect(acts).to_have_count(3)
+    expect(acts.nth(2)).to_contain_text("tenant:7: pause")
+    expect(acts.nth(2)).to_contain_text("INC-4 <i>")
+
+
 def test_what_a_holder_may_let_in_sooner_comes_at_the_latest_when_the_limit_ends(
     shown, share, admin
 ):
@@ -342,7 +379,8 @@ def test_a_read_only_page_has_no_buttons_that_change(tab, start_page, hold):
     details = choose(tab, "stuck")
 
     expect(details.get_by_text("Held for")).to_be_visible()
-    expect(details.get_by_role("button", name="Release")).to_be_hidden()
+    for name in ("Release", "Pause", "Limit", "Wake"):
+        expect(details.get_by_role("button", name=name)).to_be_hidden()
     expect(tab.get_by_text("read-only")).to_be_visible()
 
 

@@ -387,6 +387,58 @@ def test_a_hundred_thousand_keys_are_searched_at_once(start_page, locked, redis_
     admin.store.release(ReleaseRequest("pattern", "vm|1|task[id]|00"))
 
 
+def test_a_key_is_limited_paused_and_resumed_with_author_and_reason(page_process, share, admin):
+    share("tenant:7", "one", Want(2, 5))
+    body = {"name": page_process.find("tenant:7")["name"], "reason": "INC-2"}
+    terms = {"units": 3, "rate": "100/m", "seconds": 600}
+
+    limited = page_process.post("/api/limit", {**body, **terms}).json()["lock"]["limit"]
+    paused = page_process.post("/api/pause", {**body, "seconds": 60.0}).json()["lock"]["limit"]
+    resumed = page_process.post("/api/resume", body).json()["lock"]["limit"]
+
+    assert (limited["units"], limited["rates"], paused["units"], resumed) == (3, ["100/m"], 0, None)
+    assert 480 < limited["until"] - limited["since"] <= 601
+    assert 48 < paused["until"] - paused["since"] <= 61
+    actions = page_process.get("/api/actions")["actions"]
+    assert [(act["key"], act["name"], act["reason"]) for act in actions] == [
+        ("tenant:7", name, "INC-2") for name in ("resume", "pause", "limit")
+    ]
+    assert actions[0]["author"].startswith("127.0.0.1 by the page of ")
+    assert "paused 'tenant:7'" in page_process.log()
+
+
+def test_actions_on_a_key_that_is_free_again_are_listed_and_old_ones_are_not(page_process, admin):
+    admin.limit("gone", 0, reason="INC-3")
+    admin.limit("gone", None)
+
+    assert [act["key"] for act in page_process.get("/api/actions")["actions"]] == ["gone", "gone"]
+    assert admin.recent_actions(0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "terms", "words"),
+    [
+        ("limit", {}, "units or rate is missing"),
+        ("limit", {"units": None, "rate": ""}, "units or rate is missing"),
+        ("limit", {"units": "three"}, "must be a whole number from 0"),
+        ("limit", {"units": -1}, "must be a whole number from 0"),
+        ("limit", {"units": True}, "must be a whole number from 0"),
+        ("limit", {"rate": "ten/s"}, "is not a number of starts"),
+        ("limit", {"rate": {"10/s": 1}}, "rate is '100/m'"),
+        ("limit", {"units": 1, "seconds": "soon"}, "finite number of seconds"),
+        ("pause", {"seconds": -1}, "finite number of seconds"),
+        ("pause", {"units": 3}, "no parameter 'units'"),
+        ("resume", {"seconds": 3}, "no parameter 'seconds'"),
+        ("resume", {"reason": "x" * 201}, "200 characters"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(page_process, admin, path, terms, words):
+    answer = page_process.post(f"/api/{path}", {"name": "tenant:7", **terms})
+
+    assert (answer.status_code, words in answer.json()["error"]) == (400, True), answer.text
+    assert admin.show("tenant:7").limit is None
+
+
 def test_releases_and_drops_on_the_page_are_recorded_with_author_and_reason(
     page_process, share, admin
 ):

@@ -24,8 +24,19 @@ from celery_distlock.stores.redis.store import RedisStore
 from tests.integration.web.page_process import CSRF
 
 TOKEN = "correct horse battery staple"
-CHANGES = ["/api/release", "/api/wake", "/api/drop", "/api/login", "/api/logout"]
-PATHS = ["/", "/static/page.js", "/api/session", "/api/locks", "/api/lock?name=a", "/nothing"]
+CHANGES = [
+    *("/api/release", "/api/wake", "/api/drop", "/api/limit", "/api/pause", "/api/resume"),
+    *("/api/login", "/api/logout"),
+]
+PATHS = [
+    "/",
+    "/static/page.js",
+    "/api/session",
+    "/api/locks",
+    "/api/lock?name=a",
+    "/api/actions",
+    "/nothing",
+]
 # With some of these a URL made of Host and path has another path than the one that is served.
 NO_NAMES = [
     *("localhost/x?", "localhost?", "localhost#", "localhost/", "localhost\\x?", "localhost//"),

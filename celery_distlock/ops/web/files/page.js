@@ -307,6 +307,7 @@ function showDetails(details) {
   at("actions").hidden = session.readOnly;
   at("release").hidden = !lock.holder || shared;
   at("wake").hidden = waits === 0;
+  at("resume").hidden = !lock.limit;
   showHolds(details);
   showQueue(details);
   showSeen(details);
@@ -453,15 +454,30 @@ function showSeen({ seen }) {
 
 /** Show the recorded actions of operators on the key. */
 function showActions({ actions }) {
-  const items = actions.map(({ name, author, reason, about, at: when }) => {
-    const item = make("li");
-    item.append(make("div", "", about ? `${name} ${about}` : name));
-    item.append(make("div", "soft", `${clock(when)}, by ${author}${reason ? `: ${reason}` : ""}`));
-    return item;
-  });
+  const items = actions.map(actionItem);
   at("acted").hidden = !items.length;
   put(at("actions-title"), `Operators (${count(items.length)})`);
   at("acts").replaceChildren(...items);
+}
+
+function actionItem({ key, name, author, reason, about, at: when }) {
+  const item = make("li");
+  const did = about ? `${name} ${about}` : name;
+  item.append(make("div", "", key === undefined ? did : `${key}: ${did}`));
+  item.append(make("div", "soft", `${clock(when)}, by ${author}${reason ? `: ${reason}` : ""}`));
+  return item;
+}
+
+/** Show what operators did to any key; each look reads the whole store, so it is not repeated. */
+async function showRecent() {
+  if (!at("recent").open) return;
+  try {
+    const items = (await ask("/api/actions")).actions.map(actionItem);
+    if (!items.length) items.push(make("li", "none", "Nothing."));
+    at("recent-acts").replaceChildren(...items);
+  } catch (error) {
+    at("recent-acts").replaceChildren(make("li", "none", sentence(error.message)));
+  }
 }
 
 function lasted({ least, most, has }) {
@@ -475,7 +491,13 @@ function lasted({ least, most, has }) {
 
 let agreed = null;
 
-function confirm(title, lines, yes, change) {
+/** Ask for a confirmation and a reason, and for the *terms*: the ids of further fields. */
+function confirm(title, lines, yes, change, terms = []) {
+  for (const id of ["units", "rate", "minutes"]) {
+    at(id).value = "";
+    at(id).parentElement.hidden = !terms.includes(id);
+  }
+  at("terms").hidden = !terms.length;
   put(at("confirm-title"), title);
   at("confirm-text").replaceChildren(...lines);
   put(at("yes"), yes);
@@ -539,11 +561,50 @@ function confirmDrop(lock, waiter) {
   );
 }
 
-function wake() {
-  const { lock } = now.details;
-  change("/api/wake", { name: lock.name }, ({ sent }) =>
-    sent ? `Sent: ${count(sent)} for ${lock.key}.` : "There was nothing to send.",
+function confirmWake({ name, key }) {
+  confirm(
+    "Wake this key?",
+    [paragraph(strong(key)), paragraph("Its next tasks are sent again, if it is free.")],
+    "Wake it",
+    (reason) =>
+      change("/api/wake", { name, reason }, ({ sent }) =>
+        sent ? `Sent: ${count(sent)} for ${key}.` : "There was nothing to send.",
+      ),
   );
+}
+
+/** Return the number in a field; other text as it is, which the server refuses. */
+function entered(id, factor = 1) {
+  const text = at(id).value.trim();
+  const number = factor * Number(text);
+  return Number.isFinite(number) ? number : text;
+}
+
+const ending = () => ({ seconds: entered("minutes", 60) });
+
+function confirmPause({ name, key }) {
+  const text = "Nothing gets it until it is resumed. Its holders keep it.";
+  const done = () => `Paused: ${key}.`;
+  const pause = (reason) => change("/api/pause", { name, reason, ...ending() }, done);
+  confirm("Pause this key?", [paragraph(strong(key)), paragraph(text)], "Pause it", pause, ["minutes"]);
+}
+
+function confirmLimit({ name, key }) {
+  const text = "The limit overrides what tasks declare. Its holders keep it.";
+  const limit = (reason) => {
+    const units = at("units").value.trim() ? entered("units") : null;
+    const asked = { name, units, rate: at("rate").value.trim(), reason, ...ending() };
+    return change("/api/limit", asked, () => `Limited: ${key}.`);
+  };
+  const lines = [paragraph(strong(key)), paragraph(text)];
+  confirm("Limit this key?", lines, "Limit it", limit, ["units", "rate", "minutes"]);
+}
+
+function confirmResume({ name, key, limit }) {
+  const text = `It was: ${limit.units === 0 ? "paused" : allowed(limit).join(" ")}, by ${limit.author}.`;
+  const resume = (reason) =>
+    change("/api/resume", { name, reason }, () => `Resumed: ${key} has no limit.`);
+  confirm("Remove the limit?", [paragraph(strong(key)), paragraph(text)], "Remove it", resume);
 }
 
 async function change(path, body, done) {
@@ -555,6 +616,7 @@ async function change(path, body, done) {
     if (error.status === 403) begin();
   }
   refresh();
+  showRecent();
 }
 
 let noticeTimer = 0;
@@ -690,6 +752,7 @@ function forget() {
   at("queue").replaceChildren();
   at("seen").replaceChildren();
   at("acts").replaceChildren();
+  at("recent-acts").replaceChildren();
   put(at("details-key"), "");
   if (at("confirm").open) at("confirm").close();
 }
@@ -748,7 +811,11 @@ function listen() {
   });
   at("close").addEventListener("click", unchoose);
   at("release").addEventListener("click", () => confirmRelease(now.details.lock));
-  at("wake").addEventListener("click", wake);
+  at("wake").addEventListener("click", () => confirmWake(now.details.lock));
+  at("stop").addEventListener("click", () => confirmPause(now.details.lock));
+  at("limit").addEventListener("click", () => confirmLimit(now.details.lock));
+  at("resume").addEventListener("click", () => confirmResume(now.details.lock));
+  at("recent").addEventListener("toggle", showRecent);
   at("earlier").addEventListener("click", () => turnPage(-1));
   at("later").addEventListener("click", () => turnPage(1));
   at("no").addEventListener("click", () => at("confirm").close());
