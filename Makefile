@@ -22,7 +22,7 @@ test-unit: $(READY)  ## run the tests of the code alone, in seconds
 # more keys, or of what a change seldom touches.
 CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
   $(patsubst %,tests/contract/test_%.py,every_command memory_server redis_records) tests/agreement tests/integration tests/worker
-LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py test_scaffold.py) \
+LATER := $(patsubst %,tests/integration/%,plugin web django test_embedded_server.py test_scaffold.py) \
   $(patsubst %,tests/integration/cli/test_%.py,acting completion scale seeing terminal) \
   $(patsubst %,tests/integration/lock/test_%.py,interruptions lives) \
   $(patsubst %,tests/integration/async_lock/test_%.py,cancellations many_waiters) $(patsubst %,tests/worker/test_%.py,capacity_in_threads deploys fidelity full_pool \
@@ -56,8 +56,8 @@ OWN := $(patsubst %,tests/integration/cli/test_%.py,acting completion delayed li
   tests/integration/lock/test_lives.py
 WITHOUT_OWN := -m "not exhaustive" $(OWN:%=--ignore %)
 
-# What else depends on versions: the page, the plugin for pytest, kazoo, and how servers are found.
-OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
+# What else depends on versions: the page, the Django app, the plugin for pytest, kazoo, and how servers are found.
+OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/django tests/integration/plugin \
   tests/contract/test_topologies.py tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
 test-oldest: $(OLDEST)/.ready $(TRACERS)  ## run most tests with the oldest version of every dependency

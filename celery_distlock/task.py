@@ -127,6 +127,10 @@ class LockedTask(Sending):
     lock_via: str = UNSET
     lock_unique: Any = UNSET
 
+    if TYPE_CHECKING:  # with Django only, see `_add_on_commit`
+        delay_on_commit: Any
+        apply_async_on_commit: Any
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Put `Sending`, and Celery's class, behind every base that sends calls or runs them."""
         super().__init_subclass__(**options)
@@ -137,6 +141,7 @@ class LockedTask(Sending):
     def on_bound(cls, app: Celery) -> None:
         """Check the options; Celery calls this when the task is declared."""
         super().on_bound(app)
+        _add_on_commit(cls, app)
         for name in declared_names(cls, app):
             with as_start_error():
                 install(app)
@@ -266,6 +271,17 @@ def _sends_behind(task: type[LockedTask]) -> bool:
     """Whether a base of *task* that sends calls, or runs them, comes after `Sending`."""
     behind = {*task.__mro__[task.__mro__.index(Sending) + 1 :]} - {Task, object}
     return any(vars(base).keys() & {"apply_async", "__call__"} for base in behind)
+
+
+def _add_on_commit(task: type[LockedTask], app: Any) -> None:
+    """Give *task* the last base that Celery's Django fixup gives to tasks without a base."""
+    from celery.fixups.django import DjangoFixup
+
+    if any(isinstance(fixup, DjangoFixup) for fixup in app._fixups):
+        from celery.contrib.django.task import DjangoTask
+
+        if not issubclass(task, DjangoTask):
+            task.__bases__ = (*task.__bases__, DjangoTask)
 
 
 def _ensure_last(task: type[LockedTask], name: str) -> None:

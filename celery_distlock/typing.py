@@ -171,6 +171,13 @@ if TYPE_CHECKING:
             shadow: str | None = ...,
             **options: Unpack[CallOptions],
         ) -> CallResult[R_co]: ...
+        def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+        def apply_async_on_commit(
+            self,
+            args: Sequence[Any] | None = ...,
+            kwargs: dict[str, Any] | None = ...,
+            **options: Any,
+        ) -> None: ...
         def apply(  # noqa: PLR0917  # Celery's order
             self,
             args: Sequence[Any] | None = ...,

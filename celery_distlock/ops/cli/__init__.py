@@ -76,7 +76,7 @@ class _Locks(click.Group):
 
 
 def _names_an_app(ctx: click.Context) -> bool:
-    return bool(ctx.find_root().params.get("app"))
+    return bool(ctx.find_root().params.get("app", "that of manage.py"))
 
 
 class _LogToStderr(logging.Handler):

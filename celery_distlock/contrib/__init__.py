@@ -1,0 +1,1 @@
+"""What fits the package into frameworks; nothing else in the package imports it."""

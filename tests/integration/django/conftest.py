@@ -1,0 +1,79 @@
+"""A small Django project with SQLite, run in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("django", reason="NO DJANGO: install it to test the Django app")
+
+PROJECT = Path(__file__).parent / "project"
+ROOT = Path(__file__).parents[3]
+
+
+class Project:
+    """The project, over one database and one store."""
+
+    def __init__(self, folder: Path, url: str, prefix: str) -> None:
+        self.url, self.prefix = url, prefix
+        self.env = {
+            **os.environ,
+            **servers.environment(url, prefix),
+            "SHOP_DATABASE": str(folder / "db.sqlite3"),
+            "DJANGO_SETTINGS_MODULE": "shop.settings",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def manage(
+        self, *args: str, status: int = 0, settings: dict[str, Any] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``manage.py`` with *args*, which must end with *status*."""
+        return self._run("manage.py", *args, status=status, settings=settings)
+
+    def printed(self, code: str) -> list[Any]:
+        """Run *code* in the project; return the JSON documents that it prints."""
+        start = "import django, json; django.setup()\n"
+        done = self._run("-c", f"{start}{code}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def _run(
+        self, *args: str, status: int = 0, settings: dict[str, Any] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", *args],
+            cwd=PROJECT,
+            env={**self.env, "SHOP_SETTINGS": json.dumps(settings or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+
+@pytest.fixture(scope="module")
+def shared_project(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = Project(tmp_path_factory.mktemp("shop"), redis_url, servers.new_prefix())
+    project.manage("migrate", "--run-syncdb")
+    return project
+
+
+@pytest.fixture
+def project(shared_project: Project) -> Iterator[Project]:
+    """The project, with an empty store and the database that other tests have left."""
+    yield shared_project
+    servers.delete_keys(shared_project.url, shared_project.prefix)
