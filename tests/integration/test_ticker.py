@@ -38,8 +38,8 @@ def store(server: Any, prefix: str) -> Iterator[RedisStore]:
 
 
 @pytest.fixture
-def tickers() -> Iterator[Callable[[RedisStore], Ticker]]:
-    running = []
+def tickers(server: Any) -> Iterator[Callable[[RedisStore], Ticker]]:
+    running: list[Ticker] = []
 
     def start(store: RedisStore) -> Ticker:
         running.append(Ticker(store))
@@ -50,7 +50,11 @@ def tickers() -> Iterator[Callable[[RedisStore], Ticker]]:
     yield start
     for each in running:
         each.stop()
+    with server.client() as client:  # one of them may wait for minutes
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    for each in running:
         each._thread.join(30.0)
+        assert not each._thread.is_alive()
 
 
 def rest(store: RedisStore, key: str, seconds: float) -> None:

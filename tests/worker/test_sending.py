@@ -284,7 +284,8 @@ def test_several_keys_cannot_be_waited_for_so(site, key):
 
 
 def test_a_call_is_accepted_while_the_broker_is_away(site, key):
-    gone = site.app.connection_for_write("redis://127.0.0.1:1/0")
+    once = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.0}
+    gone = site.app.connection_for_write("redis://127.0.0.1:1/0", transport_options=once)
     options = {"connection": gone, "retry": False}
 
     results = [site.tasks.work_requeue.apply_async((key, number), **options) for number in range(3)]

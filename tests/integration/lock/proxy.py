@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import redis
 
 from celery_distlock.stores.redis import scripts
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,12 +91,15 @@ class Proxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        wait_until(self._ended, timeout=60.0, what="the connections to end")
+        self._listener.close()
+
+    def _ended(self) -> bool:
+        """Shut all connections, also those that began meanwhile; return whether all have ended."""
         for each in [self._listener, *self._sockets]:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
-            thread.join(60)
-        self._listener.close()
+        return not any(thread.is_alive() for thread in list(self._threads))
 
     def lose(
         self,
