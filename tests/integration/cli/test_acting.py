@@ -17,6 +17,7 @@ from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
 SHARED = True
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
 TURN_LONG = "tests.apps.locked.turn_long"
 
 
@@ -41,12 +42,12 @@ def running(site, key):
             result.get(timeout=60)
 
 
-def test_a_running_task_and_those_that_wait_are_seen(site, locks, key, running):
+def test_a_running_task_and_those_that_wait_are_seen(site, invoke, key, running):
     parked = site.tasks.work_requeue.delay(key)
     wait_parked(site, key, parked.id)
 
-    (listed,) = [json.loads(line) for line in locks("list", key, "--json").stdout.splitlines()]
-    queue = json.loads(locks("queue", key, "--json").stdout)
+    (listed,) = [json.loads(line) for line in invoke("list", key, "--json").stdout.splitlines()]
+    queue = json.loads(invoke("queue", key, "--json").stdout)
 
     assert (listed["holder"]["task"], listed["holder"]["task_id"]) == (TURN_LONG, running.id)
     assert listed["holder"]["pid"] in site.workers[0].children()
@@ -56,16 +57,16 @@ def test_a_running_task_and_those_that_wait_are_seen(site, locks, key, running):
     assert (waiter["place"], waiter["kind"]) == (0, "parked")
     assert (waiter["task"], waiter["task_id"]) == ("work_requeue", parked.id)
     assert waiter["since_seconds"] == listed["oldest_seconds"]
-    assert f"0\tparked\twork_requeue\t{parked.id}" in locks("queue", key).stdout
+    assert f"0\tparked\twork_requeue\t{parked.id}" in invoke("queue", key).stdout
 
 
-def test_a_key_that_is_released_by_force_goes_to_the_next(site, locks, key, running):
+def test_a_key_that_is_released_by_force_goes_to_the_next(site, invoke, key, running):
     parked = site.tasks.work_requeue.delay(key)
     wait_parked(site, key, parked.id)
 
-    done = locks("release", key, "--force")
+    done = invoke("release", key, "--force")
 
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert f"{key} was taken from {TURN_LONG}[{running.id}] on " in done.stdout
     assert f"[{parked.id}]" in done.stdout or "It is free now" in done.stdout
     assert parked.get(timeout=60) == 0
@@ -73,8 +74,8 @@ def test_a_key_that_is_released_by_force_goes_to_the_next(site, locks, key, runn
         running.get(timeout=60)
 
 
-def test_a_release_tells_scripts_what_it_did(site, locks, key, running):
-    told = json.loads(locks("release", key, "--yes", "--json").stdout)
+def test_a_release_tells_scripts_what_it_did(site, invoke, key, running):
+    told = json.loads(invoke("release", key, "--yes", "--json").stdout)
 
     assert told["released"] is True
     assert told["before"]["holder"]["task_id"] == running.id
@@ -91,10 +92,10 @@ def test_without_a_terminal_nothing_is_released_that_was_not_forced(site, locks,
     assert site.look(key).token
 
 
-def test_to_release_a_free_key_has_status_1(locks, key):
-    done = locks("release", key, "--force")
+def test_to_release_a_free_key_has_status_1(invoke, key):
+    done = invoke("release", key, "--force")
 
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "nothing was done" in done.stdout
 
 
@@ -139,15 +140,15 @@ def test_a_holder_that_came_after_the_question_keeps_the_key(bare_site, terminal
 
 
 @pytest.mark.parametrize("by_key", [False, True], ids=["searched", "by key"])
-def test_a_dropped_task_never_runs_and_its_waiters_are_notified(site, locks, key, by_key):
+def test_a_dropped_task_never_runs_and_its_waiters_are_notified(site, invoke, key, by_key):
     note = uuid.uuid4().hex
     with site.held(key):
         result = site.tasks.work_requeue.delay(key, note)
         wait_parked(site, key, result.id)
 
-        done = locks("drop", result.id, "--force", *(["--key", key] if by_key else []))
+        done = invoke("drop", result.id, "--force", *(["--key", key] if by_key else []))
 
-        assert done.returncode == 0
+        assert done.exit_code == 0
         assert f"work_requeue[{result.id}] was taken out of the queue of {key}" in done.stdout
         with pytest.raises(TaskRevokedError):
             result.get(timeout=60)
@@ -155,14 +156,14 @@ def test_a_dropped_task_never_runs_and_its_waiters_are_notified(site, locks, key
     assert site.journal.read(key) == ["after"]
 
 
-def test_a_chord_with_a_dropped_member_fails_and_does_not_hang(site, locks, key):
+def test_a_chord_with_a_dropped_member_fails_and_does_not_hang(site, invoke, key):
     with site.held(key):
         members = [site.tasks.work_requeue.s(key), site.tasks.add.s(1, 2)]
         result = chord(members)(site.tasks.total.s())
         member = result.parent.results[0].id
         wait_parked(site, key, member)
 
-        assert locks("drop", member, "--force").returncode == 0
+        assert invoke("drop", member, "--force").exit_code == 0
 
         with pytest.raises((ChordError, TaskRevokedError)):
             result.get(timeout=60)
@@ -183,29 +184,29 @@ def test_a_drop_asks_where_the_task_is_parked(site, terminal, key):
     assert result.get(timeout=60) == 0
 
 
-def test_to_drop_a_task_that_is_not_parked_has_status_1(locks):
-    done = locks("drop", "no-such-task", "--force")
+def test_to_drop_a_task_that_is_not_parked_has_status_1(invoke):
+    done = invoke("drop", "no-such-task", "--force")
 
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "no-such-task is not parked" in done.stdout
 
 
-def test_a_drop_without_a_terminal_has_to_be_forced(site, locks, key):
+def test_a_drop_without_a_terminal_has_to_be_forced(site, invoke, key):
     with site.held(key):
         result = site.tasks.work_requeue.delay(key)
         wait_parked(site, key, result.id)
 
-        done = locks("drop", result.id)
+        done = invoke("drop", result.id)
 
-        assert done.returncode == 2
+        assert done.exit_code == 2
         assert "--force" in done.stderr
     assert result.get(timeout=60) == 0
 
 
-def test_a_wake_without_waiters_has_status_1(locks, key):
-    done = locks("wake", key)
+def test_a_wake_without_waiters_has_status_1(invoke, key):
+    done = invoke("wake", key)
 
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert key in done.stdout
 
 

@@ -14,6 +14,7 @@ from celery_distlock.stores.values import ParkRequest, Want
 from tests.integration.cli.test_seeing import rows
 
 SHARED = True
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
 
 LATER = 600.0  # seconds
 
@@ -32,10 +33,10 @@ def documents(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_key_that_has_only_a_delayed_call_is_listed_and_shown(site, locks, key, later):
-    (row,) = rows(locks("list", key).stdout)
-    (listed,) = documents(locks("list", key, "--waiting", "--json"))
-    shown = locks("show", key)
+def test_a_key_that_has_only_a_delayed_call_is_listed_and_shown(site, invoke, key, later):
+    (row,) = rows(invoke("list", key).stdout)
+    (listed,) = documents(invoke("list", key, "--waiting", "--json"))
+    shown = invoke("show", key)
 
     assert (row["HOLDER"], row["WAITING"]) == ("-", "0")
     assert row["NOTES"].startswith("1 later, in 9m")
@@ -45,14 +46,14 @@ def test_a_key_that_has_only_a_delayed_call_is_listed_and_shown(site, locks, key
     assert f"-\tlater\twork_requeue\t{later.id}\t-\tin 9m" in shown.stdout
 
 
-def test_delayed_calls_stand_behind_those_that_wait(site, locks, key, later):
+def test_delayed_calls_stand_behind_those_that_wait(site, invoke, key, later):
     with site.held(key):
         waits = site.tasks.work_requeue.apply_async((key,), lock_via="store")
 
-        table = rows(locks("queue", key).stdout)
-        record = documents(locks("queue", key, "--json"))[0]["waiters"]
-        beyond = documents(locks("queue", key, "--json", "--first", "1"))[0]["waiters"]
-        behind = documents(locks("queue", key, "--json", "--first", "2"))[0]["waiters"]
+        table = rows(invoke("queue", key).stdout)
+        record = documents(invoke("queue", key, "--json"))[0]["waiters"]
+        beyond = documents(invoke("queue", key, "--json", "--first", "1"))[0]["waiters"]
+        behind = documents(invoke("queue", key, "--json", "--first", "2"))[0]["waiters"]
 
     assert [(row["PLACE"], row["KIND"], row["ID"]) for row in table] == [
         ("0", "parked", waits.id),
@@ -65,12 +66,12 @@ def test_delayed_calls_stand_behind_those_that_wait(site, locks, key, later):
     waits.get(timeout=60)
 
 
-def test_calls_that_others_join_are_shown_with_where_they_are(site, locks, key):
+def test_calls_that_others_join_are_shown_with_where_they_are(site, invoke, key):
     with site.held(key):
         first = site.tasks.work_once["finished"].delay(key)
 
-        (shown,) = documents(locks("show", key, "--json"))
-        text = locks("show", key).stdout
+        (shown,) = documents(invoke("show", key, "--json"))
+        text = invoke("show", key).stdout
 
     (call,) = shown["calls"]
     assert shown["identities"] == 1
@@ -81,26 +82,26 @@ def test_calls_that_others_join_are_shown_with_where_they_are(site, locks, key):
     first.get(timeout=60)
 
 
-def test_a_delayed_call_that_is_dropped_never_runs(site, locks, key, later):
-    done = locks("drop", later.id, "--force")
+def test_a_delayed_call_that_is_dropped_never_runs(site, invoke, key, later):
+    done = invoke("drop", later.id, "--force")
 
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert f"work_requeue[{later.id}] was taken out of the queue of {key}" in done.stdout
     with pytest.raises(TaskRevokedError):
         later.get(timeout=60)
-    assert locks("list", key).stdout == ""
-    assert locks("queue", key).returncode == 1
+    assert invoke("list", key).stdout == ""
+    assert invoke("queue", key).exit_code == 1
 
 
 @pytest.mark.parametrize("words", ["id", "all"])
-def test_a_dropped_run_frees_its_identity(site, locks, key, words):
+def test_a_dropped_run_frees_its_identity(site, invoke, key, words):
     once, note = site.tasks.work_once["seconds"], uuid.uuid4().hex
     with site.held(key):
         first = once.delay(key, note)
         assert once.delay(key, note).id == first.id
 
         which = [first.id] if words == "id" else ["--all", "--key", key]
-        assert locks("drop", *which, "--force").returncode == 0
+        assert invoke("drop", *which, "--force").exit_code == 0
 
         second = once.delay(key, note)
         assert second.id != first.id
@@ -108,13 +109,13 @@ def test_a_dropped_run_frees_its_identity(site, locks, key, words):
     assert site.journal.read(key) == [note]
 
 
-def test_all_of_a_key_are_dropped_and_no_others(site, locks, key, later):
+def test_all_of_a_key_are_dropped_and_no_others(site, invoke, key, later):
     task = site.tasks.work_requeue
     with site.held(key), site.held(f"{key}2"):
         waits = [task.apply_async((key,), lock_via="store") for _ in range(2)]
         other = task.apply_async((f"{key}2",), lock_via="store")
 
-        (told,) = documents(locks("drop", "--all", "--key", key, "--force", "--json"))
+        (told,) = documents(invoke("drop", "--all", "--key", key, "--force", "--json"))
 
         dropped = {each["task_id"] for each in told["dropped"]}
         assert dropped == {later.id, *(result.id for result in waits)}
@@ -122,8 +123,8 @@ def test_all_of_a_key_are_dropped_and_no_others(site, locks, key, later):
         assert site.store.inspect(key).waiting == site.store.inspect(key).later == 0
     assert other.get(timeout=60) == 0
     assert site.journal.read(key) == []
-    again = locks("drop", "--all", "--key", key, "--force")
-    assert (again.returncode, again.stdout) == (1, f"Nothing waits at {key}.\n")
+    again = invoke("drop", "--all", "--key", key, "--force")
+    assert (again.exit_code, again.stdout) == (1, f"Nothing waits at {key}.\n")
 
 
 def test_to_drop_all_is_asked_with_how_many_there_are(site, terminal, key, later):
@@ -144,22 +145,22 @@ def test_to_drop_all_is_asked_with_how_many_there_are(site, terminal, key, later
         (["an-id", "--all", "--key", "k"], "give the id of a task, or --all and --key"),
     ],
 )
-def test_what_is_to_be_dropped_has_to_be_said(locks, words, told):
-    done = locks("drop", *words, "--force")
+def test_what_is_to_be_dropped_has_to_be_said(invoke, words, told):
+    done = invoke("drop", *words, "--force")
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert told in done.stderr
 
 
 @pytest.mark.parametrize("command", ["wake", "release"])
-def test_a_reservation_for_a_waiter_leaves_a_delayed_call_alone(site, locks, key, later, command):
-    done = locks(command, key, *(["--force"] if command == "release" else []))
+def test_a_reservation_for_a_waiter_leaves_a_delayed_call_alone(site, invoke, key, later, command):
+    done = invoke(command, key, *(["--force"] if command == "release" else []))
 
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert site.store.inspect(key).later == 1
 
 
-def test_when_a_rate_lets_the_next_in_is_said(site, locks, key):
+def test_when_a_rate_lets_the_next_in_is_said(site, invoke, key):
     want = Want(1, 0, (Rate(1, LATER),))
     for owner, run in (("first", ""), ("second", "task:0:0:0")):
         park_request = ParkRequest(b"", task="shop.call") if run else None
@@ -167,9 +168,9 @@ def test_when_a_rate_lets_the_next_in_is_said(site, locks, key):
         site.store.acquire(request)
         site.store.release(ReleaseRequest(key, owner, started=True))
 
-    (row,) = rows(locks("list", key).stdout)
-    (record,) = documents(locks("show", key, "--json"))
-    shown = locks("show", key).stdout
+    (row,) = rows(invoke("list", key).stdout)
+    (record,) = documents(invoke("show", key, "--json"))
+    shown = invoke("show", key).stdout
     site.store.parking.cancel(key, "task:0:0:0")
 
     assert row["NOTES"].startswith("next in 9m")

@@ -10,6 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import redis
+from celery.bin.base import CLIContext
+from celery.bin.control import control as control_command
+from celery.bin.control import inspect
+from click.testing import CliRunner
 
 from celery_distlock import Key, Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
@@ -18,24 +22,29 @@ from celery_distlock.worker import control
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}, {"pool": "threads", "concurrency": 2}]
+COMMANDS = {"inspect": inspect, "control": control_command}
 
 
 @pytest.fixture
 def celery(site):
-    """Run a ``celery`` command for the app, and return what its JSON says by worker."""
+    """Run a command of ``celery``, here or in a process; return what its JSON says by worker."""
 
-    def run(*words: str):
-        command = [sys.executable, "-m", "celery", "-A", site.tasks.__name__, *words]
+    def run(kind: str, *words: str, here: bool = True):
         everybody = ",".join(worker.name for worker in site.workers)
         options = ["--timeout", "20", "--json", "--destination", everybody]
-        done = subprocess.run(
-            [*command[:6], *options, *command[6:]],
-            env=site.workers[0].env,
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=60,
-        )
+        if here:
+            obj = CLIContext(app=site.app, no_color=True, workdir=None)
+            done = CliRunner().invoke(COMMANDS[kind], [*options, *words], obj=obj)
+            assert done.exit_code == 0, done.output
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", "celery", "-A", site.tasks.__name__, kind, *options, *words],
+                env=site.workers[0].env,
+                capture_output=True,
+                check=True,
+                text=True,
+                timeout=60,
+            )
         told = json.loads(done.stdout)
         # `control` tells a list of what each worker says, `inspect` a mapping.
         return told if isinstance(told, dict) else {k: v for each in told for k, v in each.items()}
@@ -69,8 +78,11 @@ def test_each_worker_lists_the_locks_of_its_own_tasks(site, celery, key):
         result.get(timeout=30)
 
 
-def test_the_list_is_empty_where_nothing_matches(site, celery, key):
-    assert celery("inspect", "locks", key) == {worker.name: [] for worker in site.workers}
+@pytest.mark.parametrize("here", [True, False])
+def test_the_list_is_empty_where_nothing_matches(site, celery, key, here):
+    told = celery("inspect", "locks", key, here=here)
+
+    assert told == {worker.name: [] for worker in site.workers}
 
 
 def test_a_lock_is_released_once_though_all_workers_are_asked(site, celery, key):
