@@ -1,5 +1,8 @@
 # Every target makes what it needs: a virtual environment in .venv, with the package and its tools.
 
+# Some images set it. Then each of the hundreds of processes compiles what it imports, and pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?=
 BIN := .venv/bin
 READY := .venv/.ready
