@@ -26,11 +26,12 @@ test-unit: $(READY)  ## run the tests of the code alone, in seconds
 CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
   $(patsubst %,tests/contract/test_%.py,every_command memory_server redis_records) tests/agreement tests/integration tests/worker
 LATER := $(patsubst %,tests/integration/%,plugin web django test_embedded_server.py test_scaffold.py) \
-  $(patsubst %,tests/integration/cli/test_%.py,acting completion scale seeing terminal) \
+  $(patsubst %,tests/integration/cli/test_%.py,acting completion scale seeing shares terminal) \
   $(patsubst %,tests/integration/lock/test_%.py,interruptions lives) \
-  $(patsubst %,tests/integration/async_lock/test_%.py,cancellations many_waiters) $(patsubst %,tests/worker/test_%.py,capacity_in_threads deploys fidelity full_pool \
-  hanging_services order orphaned_holds pools retries several_keys several_keys_and_workers threads \
-  traces trust trust_certificates trust_signed worker_start)
+  $(patsubst %,tests/integration/async_lock/test_%.py,cancellations many_waiters) \
+  $(patsubst %,tests/worker/test_%.py,capacity_in_a_full_pool capacity_in_threads deploys fidelity full_pool \
+  hanging_services instrumentation order orphaned_holds pools retries several_keys several_keys_and_workers \
+  threads traces trust trust_certificates trust_signed unique_in_a_full_pool worker_start)
 
 # SLOWEST=--durations=100 shows which tests take longest.
 # Four at a time, also on two cores: while some wait for servers, others compute.
@@ -53,8 +54,8 @@ DRIVER_TESTS := $(SERVER_CONTRACTS) tests/unit tests/worker tests/stores/topolog
   tests/integration/lock tests/integration/test_redis_store.py tests/integration/cli tests/integration/operations
 # What depends on little but our own code, or takes long for what versions change in it, is left to test-all.
 OWN := $(patsubst %,tests/integration/cli/test_%.py,acting completion delayed limits scale seeing terminal) \
-  $(patsubst %,tests/worker/test_%.py,capacity deploys hanging_services order several_keys \
-  several_keys_and_workers trust trust_certificates trust_signed worker_start) \
+  $(patsubst %,tests/worker/test_%.py,capacity deploys hanging_services key_changes order order_of_rates retries \
+  several_keys several_keys_and_workers trust trust_certificates trust_signed worker_start) \
   $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters without_parking workers) \
   tests/integration/lock/test_lives.py
 WITHOUT_OWN := -m "not exhaustive" $(OWN:%=--ignore %)
@@ -81,7 +82,7 @@ NEWEST := $(if $(PYTHON),.venvs/newest-$(notdir $(PYTHON)),.venv)
 test-redis-6.2: $(REDIS_6_2) $(NEWEST)/.ready  ## run the tests that concern a server on the oldest one
 	@DISTLOCK_TEST_SERVER=$(abspath $<) $(NEWEST)/bin/python -m pytest $(TOGETHER) \
 	  $(SERVER_CONTRACTS) tests/integration/test_redis_store.py tests/integration/lock/test_redis_lock.py \
-	  tests/stores/test_topologies.py $(patsubst %,tests/stores/topologies/test_%.py,cluster replicas)
+	  $(patsubst %,tests/stores/topologies/test_%.py,cluster replicas)
 
 $(REDIS_6_2): | $(READY)
 	@echo "Installing Redis 6.2 into .venvs/redis-6.2 (once)"

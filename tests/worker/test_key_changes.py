@@ -32,7 +32,7 @@ CHANGES = pytest.mark.parametrize(
     ("task", "change"),
     [
         pytest.param(LATE, ANOTHER_KEY, id=f"another key-{LATE}"),
-        pytest.param(EARLY, ANOTHER_KEY, id=f"another key-{EARLY}"),
+        pytest.param(EARLY, ANOTHER_KEY, id=f"another key-{EARLY}", marks=pytest.mark.exhaustive),
         *(
             pytest.param(task, NO_KEY, id=f"no key-{task}", marks=pytest.mark.exhaustive)
             for task in (LATE, EARLY)

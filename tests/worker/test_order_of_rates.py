@@ -8,15 +8,12 @@ APP = "tests.apps.shares"
 WORKERS = [{"concurrency": 4}]
 
 
-def in_wrong_order(site, key, task, *, keys, calls):
-    """Send so many calls for each of so many idle keys; return the orders that are not as sent."""
-    names = [f"{key}:{number}" for number in range(keys)]
-    sent = {name: [] for name in names}
-    for _ in range(calls):
-        for name in names:
-            sent[name].append(task.delay(name).id)
-    begun = {name: site.journal.wait(f"order:{name}", calls, timeout=60.0) for name in names}
-    orders = [[sent[name].index(each) for each in begun[name]] for name in names]
+def wrong_orders(site, sent):
+    """Wait until all calls have begun; return those orders that are not as *sent*, by key."""
+    orders = []
+    for name, ids in sent.items():
+        begun = site.journal.wait(f"order:{name}", len(ids), timeout=60.0)
+        orders.append([ids.index(each) for each in begun])
     return [order for order in orders if order != sorted(order)]
 
 
@@ -24,8 +21,10 @@ def in_wrong_order(site, key, task, *, keys, calls):
 def test_calls_at_once_for_an_idle_key_start_in_order(site, key, name):
     task = getattr(site.tasks, name)
 
-    for number in range(8):
-        assert in_wrong_order(site, f"{key}:{number}", task, keys=1, calls=3) == []
+    names = [f"{key}:{number}" for number in range(8)]
+    sent = {name: [task.delay(name).id for _ in range(3)] for name in names}
+
+    assert wrong_orders(site, sent) == []
 
 
 @pytest.mark.exhaustive
@@ -34,4 +33,8 @@ def test_calls_for_many_keys_start_in_order(site, key, name):
     task = getattr(site.tasks, name)
 
     for number in range(5):
-        assert in_wrong_order(site, f"{key}:{number}", task, keys=20, calls=30) == []
+        sent = {f"{key}:{number}:{each}": [] for each in range(20)}
+        for _ in range(30):
+            for each, ids in sent.items():
+                ids.append(task.delay(each).id)
+        assert wrong_orders(site, sent) == []
