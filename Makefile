@@ -34,8 +34,8 @@ LATER := $(patsubst %,tests/integration/%,plugin web django test_embedded_server
   threads traces trust trust_certificates trust_signed unique_in_a_full_pool worker_start)
 
 # SLOWEST=--durations=100 shows which tests take longest.
-# Four at a time, also on two cores: while some wait for servers, others compute.
-TOGETHER := -n 4 --dist loadscope $(SLOWEST)
+# Six at a time, also on two cores: while some wait, others compute.
+TOGETHER := -n 6 --dist loadscope $(SLOWEST)
 
 test: $(READY)  ## run the tests that every change needs, in minutes
 	@$(BIN)/pytest $(TOGETHER) -m "not exhaustive" $(LATER:%=--ignore %) $(CORE)
@@ -65,7 +65,7 @@ OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/django t
   tests/contract/test_topologies.py tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
 test-oldest: $(OLDEST)/.ready $(TRACERS)  ## run most tests with the oldest version of every dependency
-	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) \
+	@$(OLDEST)/bin/python -m pytest -n 6 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) \
 	  --ignore tests/integration/web/test_browser.py $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
@@ -101,7 +101,7 @@ test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver 
 .PHONY: $(DRIVERS:%=test-%)
 $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@echo "With $*"
-	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) $(DRIVER_TESTS)
+	@.venvs/$*/bin/python -m pytest -n 6 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) $(DRIVER_TESTS)
 
 # The folder's name says what is in it: the second and the fourth word are versions. celery-batches 0.11 needs
 # a Celery before 5.7.
