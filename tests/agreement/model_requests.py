@@ -75,6 +75,7 @@ class RequestedKey(Key):
             if request.mode == "line":
                 return (Status.DONE,)
             if self._may_come(request, grant):
+                self._start_again(request, grant)
                 granted = self._come(request, grant)
                 grant.comes_again |= request.mode == "park" and grant is reserved
                 return granted
@@ -143,6 +144,14 @@ class RequestedKey(Key):
             self.hand_over()
         return (Status.GRANTED, grant.slot)
 
+    def _start_again(self, request: Request, grant: Grant) -> None:
+        """Count the start of a repeated request of a holder now, not when it was granted."""
+        if grant.owner == request.owner and not grant.place and grant.started:
+            at, terms = grant.started
+            self.starts.take_back(terms, at)
+            grant.started = None
+            self.start(grant, request.want)
+
     def _take(self, request: Request, grant: Grant) -> None:
         """Make the owner the holder of a grant."""
         if grant.place or grant.is_reserved or (request.want.rates and not grant.started):
@@ -197,6 +206,7 @@ class RequestedKey(Key):
         grant = self.grants.get(request.owner)
         if grant:
             grant.ends = max(grant.ends, self.now + LEASE)
+            self._start_again(request, grant)
         elif request.redelivered:
             grant = self.grants[f"parked:{request.run}"]
             self._take(request, grant)

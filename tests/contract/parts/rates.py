@@ -92,6 +92,21 @@ class Rates(Given):
         pass_time(300.0)
         assert count(store, "k", want) == 2
 
+    def test_a_start_whose_answer_was_lost_counts_from_the_repeated_request(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(1)
+        take(store, "k", "a", want=want)
+        pass_time(20.0)
+
+        assert ask(store, "k", "a", want=want).status is GRANTED
+        leave(store, "k", "a", started=True)
+
+        pass_time(590.0)
+        assert 5.0 < ask(store, "k", "b", want=want).due <= 10.0 + MORE
+        pass_time(10.0 + MORE)
+        assert count(store, "k", want) == 1
+
     def test_starts_are_spaced_evenly(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:

@@ -202,9 +202,7 @@ local function answer_mine(mine, reserved)
     local its_run = run == '' and before or run
     if mine.stage ~= RESERVED then
         pass(mine, owner, its_run, lease_ms, HELD)
-        if want.terms and not key.start then
-            start(owner, terms_for(want), now) -- the script that granted it was interrupted
-        end
+        start_again(owner, want)
     elseif claim_opens(mine, want) then
         return give_back(mine, mine.place)
     else

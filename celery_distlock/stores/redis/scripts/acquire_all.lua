@@ -67,6 +67,7 @@ local function take_one(number, owner, want)
     local mine, reserved = grant_of(owner), claims and grant_for(run)
     if mine then
         lengthen(mine, lease_ms)
+        start_again(owner, want)
         return key.token, mine.slot
     elseif not claims then
         return take(owner, run, lease_ms, want, now)

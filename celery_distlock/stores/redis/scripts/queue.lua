@@ -107,6 +107,18 @@ local function claim(grant, owner, run, lease_ms, want)
     end
 end
 
+-- Counts the start of a repeated request now. Nothing has begun yet: the answer to the first request was
+-- lost, or its script was interrupted.
+local function start_again(owner, want)
+    if key.start or want.terms then
+        refund(owner)
+        local terms = terms_for(want)
+        if terms then
+            start(owner, terms, now)
+        end
+    end
+end
+
 -- Revokes a reservation, and returns its run to its place in the queue.
 local function step_back(grant)
     vacate(grant)
