@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from celery_distlock.stores.redis import scripts
+from celery_distlock.stores.redis import connections, scripts
 
 NAMES = sorted(
     file.name.removesuffix(".lua")
@@ -373,3 +373,21 @@ def test_every_constant_that_is_used_is_defined():
 def test_a_script_that_is_not_there_is_an_error():
     with pytest.raises(FileNotFoundError):
         scripts.load("no_such_script")
+
+
+@pytest.mark.parametrize(
+    "stems", [("d:{k}:",), ("d:{a}:", "d:{b\u20ac}:"), ("d:{\udcff\u20ac}:",), ("",)]
+)
+def test_the_names_of_records_are_sent_with_their_lengths_in_bytes(stems):
+    script = scripts.load("send")
+
+    first, head, words = connections._script_head(script, stems)
+
+    names = [f"{stem}{record}" for stem in stems for record in script.keys]
+    raw = [
+        name.encode("utf-8", "surrogateescape")
+        for name in ("EVALSHA", script.sha, str(len(names)), *names)
+    ]
+    assert first == raw[3]
+    assert head == b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in raw)
+    assert words == len(raw)

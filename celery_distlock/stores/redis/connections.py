@@ -149,9 +149,22 @@ def script_call(script: scripts.Script, stems: tuple[str, ...], *arguments: Any)
 @functools.lru_cache(maxsize=256)
 def _script_head(script: scripts.Script, stems: tuple[str, ...]) -> tuple[bytes, bytes, int]:
     """Return the first name of the records that begin with *stems*, the head, and its words."""
-    names = [f"{stem}{record}" for stem in stems for record in script.keys]
-    words = ("EVALSHA", script.sha, len(names), *names)
-    return names[0].encode("utf-8", "surrogateescape"), _packed(*words), len(words)
+    raw = [stem.encode("utf-8", "surrogateescape") for stem in stems]
+    form, words = _head_form(script, tuple(map(len, raw)))
+    head = form.format(*stems).encode("utf-8", "surrogateescape")
+    return raw[0] + script.keys[0].encode(), head, words
+
+
+@functools.lru_cache(maxsize=256)
+def _head_form(script: scripts.Script, lengths: tuple[int, ...]) -> tuple[str, int]:
+    """Return a head with a field for each stem, of these *lengths* in bytes, and its words."""
+    names = [
+        f"${length + len(record)}\r\n{{{number}}}{record}\r\n"
+        for number, length in enumerate(lengths)
+        for record in script.keys
+    ]
+    first = _packed("EVALSHA", script.sha, len(names)).decode()
+    return first + "".join(names), 3 + len(names)
 
 
 def _packed(*words: Any) -> bytes:
@@ -177,7 +190,10 @@ def fields(**given: Any) -> bytes:
     if not any(given.values()):
         return b""
     told = {name: value for name, value in given.items() if value}
-    return json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    return _encoded(told).encode("utf-8", "surrogateescape")
+
+
+_encoded = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def trimmed(*arguments: Any) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ class Records:
         self.prefix = prefix
         self._replicas = replicas
         self._stem = f"{prefix}:{{{{{{}}}}}}:".format
+        self._add = self.command("parked", "ZADD", "{}", 0)._replace(replicas=replicas)
 
     @property
     def times(self) -> str:
@@ -84,7 +85,7 @@ class Records:
     def index(self, action: str, name: str) -> Command:
         """Return a call on the index of names with parked tasks: ``add``, or ``strike``."""
         if action == "add":
-            return self.command("parked", "ZADD", "{}", 0, name)._replace(replicas=self._replicas)
+            return self._add._replace(arguments=(name,))
         return self.call_without_key(_INDEX, name)
 
     def index_is_whole(self, seconds: float, only: str) -> Command:

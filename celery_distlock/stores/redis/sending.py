@@ -47,9 +47,10 @@ class RedisCalls(Part, Calls):
         look = self._records.call(_IDENTITY, slot_name(key), identity)
         with self._silence.patience() as patience:
             found = self._requests.ask([look], key, patience).answers[0]
+        if found == b"{}":
+            return None
         with self._requests.reading(_IDENTITY, found):
-            told = Fields.read(found)
-            return _bearer(told) if told.text("run") else None
+            return _bearer(Fields.read(found))
 
     def inherit(self, key: str, identity: Identity, run: str) -> None:
         lasts = _lasts(identity)
