@@ -21,6 +21,7 @@ from typing import Any
 from .errors import LockKeyError
 
 SCALARS = frozenset({str, int, float, bool, type(None)})  # every serializer keeps these types
+_TEXTS = frozenset({str})
 
 # What distinguishes objects of a type in a digest. Other modules add types that this layer does not
 # know.
@@ -140,11 +141,23 @@ def digest(value: Any, *, task: str = "", instead: str = "lock_key={}") -> str:
             dictionary, as of a call's arguments, the message names the item.
     """
     try:
-        text = json.dumps(_told(plain(value)), sort_keys=True, separators=(",", ":"))
+        text = _encoded(value if _is_flat(value) else _told(plain(value)))
     except Exception as error:  # users' own __json__, or a value that contains itself
         where = f"task {task}: " if task else ""
         raise LockKeyError(f"{where}{{digest}} {_why_not(value, error, instead)}", task) from error
     return hashlib.sha256(text.encode()).hexdigest()[:32]  # JSON is ASCII here
+
+
+_encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether *value* is a dictionary of texts, numbers and the like, as most arguments are."""
+    return (
+        type(value) is dict
+        and SCALARS.issuperset(map(type, value.values()))
+        and _TEXTS.issuperset(map(type, value))
+    )
 
 
 class _FormlessError(TypeError):

@@ -6,7 +6,7 @@ import decimal
 import enum
 import inspect
 import re
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -364,6 +364,11 @@ def test_a_callable_that_can_take_them_is_accepted(made):
 
 # Digests
 
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
 same = [
     ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     ((1, (2, 3)), [1, [2, 3]]),
@@ -373,6 +378,12 @@ same = [
     ({3, 1, 2}, {2, 3, 1}),
     ({1, 2}, frozenset([1, 2])),
     (b"ab", bytearray(b"ab")),
+    # What has a shorter way, and what has not.
+    (
+        {"b": 'x"\u20ac', "a": 1.5, "c": None},
+        MappingProxyType({"c": None, "a": 1.5, "b": 'x"\u20ac'}),
+    ),
+    ({"a": 3, "b": True}, {"b": True, "a": Level.HIGH}),
 ]
 different = [
     *([1, "1"], [1, 1.0], [1, True], [1.0, "1.0"], [None, "null"], [True, "true"]),
@@ -402,6 +413,7 @@ def test_a_digest_is_short_and_safe():
 def test_a_digest_is_the_same_in_every_process():
     # Pinned: workers of two versions, or with other hash seeds, have to agree.
     assert digest({"sku": "tee", "n": [1, 2.5, None, True]}) == "845b5b824dabdc47afcaa8eb8eaee9d4"
+    assert digest({"sku": "tee", "n": 2.5, "m": None}) == "fcf409b3399934a99157d20347797850"
 
 
 class Celsius(float):
@@ -410,10 +422,6 @@ class Celsius(float):
 
 class Size(enum.StrEnum):
     LARGE = "L"
-
-
-class Level(enum.IntEnum):
-    HIGH = 3
 
 
 @pytest.mark.parametrize(("one", "other"), [(Size.LARGE, "L"), (Level.HIGH, 3), (Celsius(2), 2.0)])
