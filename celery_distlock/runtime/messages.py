@@ -41,7 +41,7 @@ __all__ = [
     "to_message",
     "when",
     "with_eta",
-    "without_deaths",
+    "with_header",
 ]
 
 # Options of `kombu.Producer.publish`, which no property may be named like. Listed here because
@@ -97,8 +97,8 @@ def seal(request: Any, lock_header: LockHeader) -> bytes:
         payload = (request.args, request.kwargs, embedded)
         _, _, body = serialize(payload, serializer=registry.type_to_name[content_type])
     content = content_type, encoding, body
-    headers, delivery = dict(received.headers or {}), request.delivery_info or {}
-    return _sealed(headers, properties, content, delivery, lock_header)
+    headers = with_header(received.headers or {}, lock_header)
+    return _sealed(headers, properties, content, request.delivery_info or {})
 
 
 def arguments_that_came(request: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -115,7 +115,7 @@ def seal_message(message: Message, lock_header: LockHeader) -> bytes:
     """Return *message*, received by a worker, as an envelope with *lock_header* in its headers."""
     content: Any = message.content_type, message.content_encoding, message.body
     properties, delivery = message.properties or {}, message.delivery_info or {}
-    return _sealed(dict(message.headers), properties, content, delivery, lock_header)
+    return _sealed(with_header(message.headers, lock_header), properties, content, delivery)
 
 
 class Content(NamedTuple):
@@ -126,16 +126,15 @@ class Content(NamedTuple):
     body: Any
 
 
-def seal_call(content: Content, how: Mapping[str, Any], lock_header: LockHeader) -> bytes:
+def seal_call(content: Content, how: Mapping[str, Any]) -> bytes:
     """
-    Return the message that a producer would publish, with *lock_header* in its headers.
+    Return the message that a producer would publish.
 
     Args:
         content: Its body.
-        how: The other arguments of `kombu.Producer.publish`.
-        lock_header: See `LockHeader`.
+        how: The other arguments of `kombu.Producer.publish`; its headers are :func:`with_header`.
     """
-    headers, exchange = dict(how["headers"]), how.get("exchange") or ""
+    headers, exchange = how["headers"], how.get("exchange") or ""
     properties = {name: value for name, value in how.items() if name not in _OPTIONS}
     mode = how.get("delivery_mode") or getattr(exchange, "delivery_mode", None)
     properties["delivery_mode"] = maybe_delivery_mode(mode)
@@ -146,29 +145,25 @@ def seal_call(content: Content, how: Mapping[str, Any], lock_header: LockHeader)
         properties["reply_to"] = getattr(reply_to, "name", reply_to)
     if compression := how.get("compression"):
         encoder: Any = get_encoder(compression)
-        headers["compression"] = encoder[1]
+        headers = {**headers, "compression": encoder[1]}
     delivery = {
         "exchange": str(getattr(exchange, "name", exchange)),
         "routing_key": how.get("routing_key"),
     }
-    return _sealed(headers, properties, content, delivery, lock_header)
+    return _sealed(headers, properties, content, delivery)
 
 
 def _sealed(
-    headers: dict[str, Any],
+    headers: Mapping[str, Any],
     properties: Mapping[str, Any],
     content: tuple[str, str, Any],
     delivery: Mapping[str, Any],
-    lock_header: LockHeader,
 ) -> bytes:
     content_type, content_encoding, body = content
     text = isinstance(body, str)
     raw: bytes = body.encode() if text else body
     message = {
-        "headers": {
-            **without_deaths(headers),
-            HEADER: lock_header.to_header(headers),
-        },
+        "headers": headers,
         "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
         "content_type": content_type,
         "content_encoding": content_encoding or "utf-8",  # kombu's default
@@ -180,9 +175,15 @@ def _sealed(
     return dumps(message).encode()
 
 
-def without_deaths(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *headers* without RabbitMQ's dead-letter history, which `LockHeader.deaths` counts."""
-    return {name: value for name, value in headers.items() if name not in _DEATHS}
+def with_header(headers: Mapping[str, Any], lock_header: LockHeader) -> dict[str, Any]:
+    """
+    Return *headers* with *lock_header*.
+
+    And without RabbitMQ's dead-letter history, which `LockHeader.deaths` counts.
+    """
+    kept = {name: value for name, value in headers.items() if name not in _DEATHS}
+    kept[HEADER] = lock_header.to_header(headers)
+    return kept
 
 
 def destination_of(exchange: str, routing_key: str) -> str:

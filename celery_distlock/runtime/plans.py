@@ -116,6 +116,8 @@ def take_call_options(task: Task, options: dict[str, Any], *, by_celery: bool) -
             a link, or is retried.
     """
     names = [name for name in options if name.startswith(("lock_", "distlock_"))]
+    if not names:
+        return UNSET, UNSET
     given = {name: options.pop(name) for name in names}
     via, unique = given.pop("lock_via", UNSET), given.pop("lock_unique", UNSET)
     words = ""

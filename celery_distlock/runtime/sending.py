@@ -64,11 +64,12 @@ def apply_async(
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
     """
-    via, unique = take_call_options(task, options, by_celery=_is_sent_by_celery(options))
+    by_celery = _is_sent_by_celery(options)
+    via, unique = take_call_options(task, options, by_celery=by_celery)
     runtime = Runtime.of(task.app)
     plan, call = runtime.plan_of(task), None
     if plan is not None and _is_for_the_store(task, runtime, plan, via, options):
-        must_go = _is_sent_by_celery(options) or (unique is None and via is UNSET)
+        must_go = by_celery or (unique is None and via is UNSET)
         rule = None if unique is None else plan.unique
         try:
             given = tuple(args or ()), dict(kwargs or {}), receive_of_call(task, options)
@@ -110,7 +111,7 @@ def _send(
 def _send_by_rule(
     call: Call, rule: CallRule, options: Mapping[str, Any], send: Callable[..., Any]
 ) -> Any:
-    if any(options.get(option) for option in OBLIGING):
+    if any(map(options.get, OBLIGING)):
         return send(call.terms._replace(replaces=KEEPS))
     try:
         return send_once(call, rule, send)
@@ -144,10 +145,10 @@ def _call_of(
             f" {len(keys)}; have it return one, or send the call with {other}"
         )
     store = _able_store(task, plan, runtime, keys[0])
-    call = Call(task, runtime, plan, store, keys[0], _delay(options), must_go)
+    call = task, runtime, plan, store, keys[0], _delay(options), must_go
     if rule is None or plan.identity is None:
-        return call
-    return replace(call, terms=terms_of(task, rule, plan.identity.of(*given), options))
+        return Call(*call)
+    return Call(*call, terms_of(task, rule, plan.identity.of(*given), options))
 
 
 def _able_store(task: Task, plan: Plan, runtime: Runtime, key: Key) -> QueueStore:

@@ -20,8 +20,8 @@ from celery_distlock.unique import Throttle
 
 from .app import Runtime
 from .current import Task
-from .message_facts import HEADER, LockHeader, execution_id
-from .messages import Content, destination_of, seal_call, when, without_deaths
+from .message_facts import LockHeader, execution_id
+from .messages import Content, destination_of, seal_call, when, with_header
 from .plans import Plan
 from .publishing import broker_errors, broker_reason
 
@@ -62,19 +62,18 @@ class Call:
 
     def send(
         self,
-        header: LockHeader,
+        run: str,
         content: Content,
         how: Mapping[str, Any],
         identity: Identity | None,
         destination: str,
     ) -> Sent:
         """Hand the message to the store, and dispatch the waiting runs that this admits."""
-        envelope = seal_call(content, how, header)
-        signed = self.runtime.trust.sign(self.name, header.run, envelope)
+        signed = self.runtime.trust.sign(self.name, run, seal_call(content, how))
         park_request = ParkRequest(signed, task=str(self.task.name), destination=destination)
         request = SendRequest(
             self.key.template,
-            header.run,
+            run,
             park_request,
             want_of(self.key),
             self.delay,
@@ -225,11 +224,11 @@ class StoreProducer:
         where, declared = (exchange, routing_key), how.get("declare") or ()
         if not call.runtime.trust.knows_route(str(call.task.name), *where, declared=declared):
             return self._publish_in_time(content, how)  # no process would send it later
-        by_broker = kept._replace(outages=1)  # so that it is not treated as a second call
         if self._store_is_away:
-            return self._publish_in_time(content, how, by_broker)
+            return self._publish_in_time(content, _as_outage(how, kept))
+        marked = {**how, "headers": with_header(headers, header)}
         try:
-            sent = call.send(header, content, how, self._identity, destination_of(*where))
+            sent = call.send(header.run, content, marked, self._identity, destination_of(*where))
         except StoreUnavailableError as error:
             if self._identity is not None and self._identity.replaces == header.run:
                 raise  # sent by the broker, it would be a second delivery of the run it replaces
@@ -244,18 +243,18 @@ class StoreProducer:
                 error,
             )
             # The store may have it nevertheless: then the second delivery is recognised.
-            return self._publish_in_time(content, how, by_broker)
+            return self._publish_in_time(content, _as_outage(how, kept))
         if sent is Sent.CHANGED:
             raise ChangedError
         if sent is Sent.GO:
-            self._start(content, how, header)
+            self._start(content, marked, header.run)
         return None
 
-    def _start(self, content: Content, how: Mapping[str, Any], header: LockHeader) -> None:
+    def _start(self, content: Content, how: Mapping[str, Any], run: str) -> None:
         """Publish a call that may start now; if that fails, the next sweep publishes it."""
         call = self._call
         try:
-            self._publish(content, how, header)
+            self._publish(content, how)
         except Exception as error:
             if not isinstance(error, broker_errors(self.connection)):
                 raise
@@ -266,20 +265,21 @@ class StoreProducer:
                 broker_reason(error),
             )
         else:
-            call.runtime.published.note(WokenTask(call.name, header.run, b""))
+            call.runtime.published.note(WokenTask(call.name, run, b""))
 
-    def _publish_in_time(
-        self, content: Content, how: Mapping[str, Any], header: LockHeader | None = None
-    ) -> Any:
+    def _publish_in_time(self, content: Content, how: Mapping[str, Any]) -> Any:
         """Publish with an ETA, for the delay that the store would have applied."""
         delay = self._call.delay
         headers = {**how["headers"], "eta": when(delay)} if delay else how["headers"]
-        return self._publish(content, {**how, "headers": headers}, header)
+        return self._publish(content, {**how, "headers": headers})
 
-    def _publish(self, content: Content, how: Mapping[str, Any], header: LockHeader | None) -> Any:
-        headers = dict(how["headers"])
-        if header is not None:
-            headers = without_deaths(headers)
-            headers[HEADER] = header.to_header(headers)
+    def _publish(self, content: Content, how: Mapping[str, Any]) -> Any:
         kind = {"content_type": content.kind, "content_encoding": content.encoding}
+        # A copy of the headers, since kombu adds the compression to them.
+        headers = dict(how["headers"])
         return self._real.publish(content.body, **{**how, **kind, "headers": headers})
+
+
+def _as_outage(how: Mapping[str, Any], header: LockHeader) -> dict[str, Any]:
+    """Return how to publish a call by the broker so that it is not treated as a second one."""
+    return {**how, "headers": with_header(how["headers"], header._replace(outages=1))}
