@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _DOWN_AFTER = 1000  # ms
 _FAILOVER_TIMEOUT = 2000  # ms
+# Seconds for each step. Without SENTINEL DEBUG, as on Redis 6.2, a step takes up to 25 by itself.
+_PATIENCE = 90.0
 
 # Sentinels look and tell every 1 to 10 s by default, so that each step takes seconds; these do not.
 # At the replicas of a master that is down, though, they look once a second whatever is said here.
@@ -93,7 +95,9 @@ class Sentinels(Topology):
     @property
     def master(self) -> Node:
         """The server that all sentinels that answer take for the master."""
-        return wait_until(self._agreed, what="the sentinels to agree on a master")
+        return wait_until(
+            self._agreed, timeout=_PATIENCE, what="the sentinels to agree on a master"
+        )
 
     @property
     def replicas(self) -> list[Node]:
@@ -103,7 +107,9 @@ class Sentinels(Topology):
     def fail_over(self) -> Node:
         """Have the sentinels put a replica in the master's place, as `replicas`; return it."""
         old = self.master
-        wait_until(self._begin_failover, what="the sentinels to begin a failover")
+        wait_until(
+            self._begin_failover, timeout=_PATIENCE, what="the sentinels to begin a failover"
+        )
         new = self.wait_for_new_master(old)
         self.settle()
         return new
@@ -117,7 +123,7 @@ class Sentinels(Topology):
                 return None
             return found
 
-        return wait_until(new, what=f"another master than {old!r}")
+        return wait_until(new, timeout=_PATIENCE, what=f"another master than {old!r}")
 
     def restore(self, server: Node) -> None:
         """Start or resume a server or a sentinel, and `settle`."""
@@ -127,7 +133,9 @@ class Sentinels(Topology):
 
     def settle(self) -> None:
         """Wait until all that answer are in sync with the master, and the sentinels know it."""
-        wait_until(self._settled, what="the sentinels and their servers to settle")
+        wait_until(
+            self._settled, timeout=_PATIENCE, what="the sentinels and their servers to settle"
+        )
 
     def _start(self) -> None:
         self._closing.enter_context(self._data)
