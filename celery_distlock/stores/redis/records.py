@@ -65,7 +65,9 @@ class Records:
         if keep_for is not None:
             keep_run, keep_s = keep_for
             more.update(keep_run=keep_run, keep_ms=milliseconds(keep_s))
-        optional = trimmed(*channel, fields(**more))
+        optional: Sequence[Any] = fields(**more)
+        if optional or channel[0]:
+            optional = trimmed(*channel, optional)
         return self.call(RELEASE, slot_name(key), owner, run, completion._value_, *optional)
 
     def call_at(self, script: scripts.Script, names: Sequence[str], *arguments: Any) -> Command:

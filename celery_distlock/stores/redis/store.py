@@ -24,6 +24,7 @@ from celery_distlock.stores.listing import CountingStore
 from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import (
+    ALONE,
     Ability,
     KeyState,
     Ownership,
@@ -102,22 +103,29 @@ class RedisStore(QueueStore, CountingStore):
 
     def acquire(self, request: AcquireRequest) -> Reply:
         key, owner, lease, queue, run, redelivered, retain, arrival, want = request
-        name, envelope = slot_name(key), b""
-        more: dict[str, Any] = {}
-        if isinstance(queue, ParkRequest):
-            channel = self.channels.push_channel(name, queue.channel, patience=TIMEOUT)
-            more = {"mode": "park", "channel": channel, "task": queue.task}
-            envelope = queue.envelope
-            self._requests.ask([self._records.index("add", name)], key)
-        elif queue is not None:
-            more = {"mode": "wait", "inbox": queue.address}
-        more.update(repeated=redelivered, keep=retain)
-        optional = trimmed(wanted(want), fields(**more), envelope)
+        optional: tuple[Any, ...] = ()
+        if queue is not None or redelivered or retain or want is not ALONE:
+            optional = self._optional(request)
         arguments = owner, milliseconds(lease), run, arrival, *optional
-        call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
+        call = self._records.call(_ACQUIRE, slot_name(key), *arguments, confirmed=True)
         asked = self._requests.ask([call], key)
         parks = isinstance(queue, ParkRequest)
         return self._replies.reply(_ACQUIRE, key, asked.answers[0], asked.asked_at, parks=parks)
+
+    def _optional(self, request: AcquireRequest) -> tuple[Any, ...]:
+        """Return the optional arguments of *request*. Before it parks, index its key."""
+        queue, envelope = request.queue, b""
+        more: dict[str, Any] = {}
+        if isinstance(queue, ParkRequest):
+            name = slot_name(request.key)
+            channel = self.channels.push_channel(name, queue.channel, patience=TIMEOUT)
+            more = {"mode": "park", "channel": channel, "task": queue.task}
+            envelope = queue.envelope
+            self._requests.ask([self._records.index("add", name)], request.key)
+        elif queue is not None:
+            more = {"mode": "wait", "inbox": queue.address}
+        more.update(repeated=request.redelivered, keep=request.retain)
+        return trimmed(wanted(request.want), fields(**more), envelope)
 
     def acquire_all(
         self,
