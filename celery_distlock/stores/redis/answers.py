@@ -9,6 +9,7 @@ from typing import Any
 from celery_distlock.stores.values import ALONE, FIRST, Route, Want, WokenTask
 
 EXACT = 2**53  # microseconds; no time or token of ours is above it
+DIGITS = len(str(EXACT))
 
 
 def text(value: bytes | None) -> str:

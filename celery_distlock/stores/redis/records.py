@@ -15,7 +15,7 @@ from celery_distlock.stores.requests import ReleaseRequest
 from celery_distlock.stores.values import ALONE, UNREADABLE, Release, Reply, Status, Want, WokenTask
 
 from . import scripts
-from .answers import EXACT, Answer, text, together
+from .answers import DIGITS, EXACT, Answer, text, together
 from .connections import Command, command, fields, milliseconds, script_call, time_left, trimmed
 from .request_runner import Answered
 
@@ -187,7 +187,7 @@ def token_of(value: bytes | None) -> int:
     """Return the token of a record; 0 if it has none, `UNREADABLE` if it is corrupt."""
     if not value:
         return 0
-    if value.isdigit() and len(value) <= len(str(EXACT)) and (token := int(value)) < EXACT:
+    if value.isdigit() and len(value) <= DIGITS and (token := int(value)) < EXACT:
         return token
     return UNREADABLE
 
