@@ -5,7 +5,7 @@ import threading
 import warnings
 from types import TracebackType
 
-from celery_distlock.stores.values import Reply, Status
+from celery_distlock.stores.values import ALONE, Reply, Status
 
 from .engine.acquisition import acquire, held_here, release
 from .engine.hold import Hold, HoldState
@@ -96,10 +96,14 @@ class Lock(KeyLock):
         task, holds = owner_here()
         store, hold = self._enter(task, holds)
         if hold is not None:
-            return self._upgrade(hold, task, patience) if wants_upgrade(hold, self._want) else None
+            is_settled = hold.want is ALONE and not hold.unsettled
+            if is_settled or not wants_upgrade(hold, self._want):
+                return None
+            return self._upgrade(hold, task, patience)
+        blocks = None
         if task is not None:
             self._warn_of_blocking(stacklevel=4)
-        blocks = self._blocks_itself(store, task) if patience is None else None
+            blocks = self._blocks_itself(store, task) if patience is None else None
         if blocks is not None and self.wanted.alone:
             raise blocks
         hold = self._new_hold(store, task)

@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from celery_distlock.errors import ConfigurationError, LockNotOwnedError
@@ -94,7 +95,10 @@ class KeyLock:
             for hold in holds.values():  # apps may have come and gone since it was taken
                 if self in hold.takers:
                     return hold.store, hold
-            named = defaults.store() if named is None else with_an_apps_prefix(named)
+            if named is None:
+                named = defaults.store()
+            elif known := defaults.stores():
+                named = with_an_apps_prefix(named, known)
         assert named is not None
         return named, holds.get((named.identity, self.key))
 
@@ -194,11 +198,8 @@ def tell_conflict(hold: Hold, reply: Reply) -> None:
     hold.on_event("lock_conflict", key=hold.key, holder=reply.holder, remaining=reply.remaining)
 
 
-def with_an_apps_prefix(named: Store) -> Store:
-    """Return the app's store at the address of *named*, or else *named*."""
-    known = defaults.stores()
-    if not known:
-        return named
+def with_an_apps_prefix(named: Store, known: Iterable[Store]) -> Store:
+    """Return the one of *known*, the apps' stores, at the address of *named*, or else *named*."""
     place = named.address
     stores = {store.identity: store for store in known if store.address == place}
     if len(stores) > 1:

@@ -139,7 +139,9 @@ def _is_parked(waiter: Waiter) -> bool:
 def _store(store: Store | str | None) -> Store:
     if store is None:
         return defaults.store()
-    return with_an_apps_prefix(open_store(store)) if isinstance(store, str) else store
+    if isinstance(store, str):
+        return with_an_apps_prefix(open_store(store), defaults.stores())
+    return store
 
 
 def _comes_true(fact: Callable[[], bool], within: float) -> bool:
