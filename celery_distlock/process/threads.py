@@ -17,24 +17,27 @@ class PerThread(Generic[T]):
 
     Args:
         make: Creates the value.
+
+    Attributes:
+        made: The values, by the class that keeps them for the calling thread.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._made: dict[type[threading.local], threading.local] = {}
+        self.made: dict[type[threading.local], threading.local] = {}
 
     def __call__(self) -> T:
         """Return the value of the calling thread."""
         try:
-            value: T = self._made[threading.local].value
+            value: T = self.made[threading.local].value
         except (KeyError, AttributeError):
-            mine = self._made.setdefault(threading.local, threading.local())
+            mine = self.made.setdefault(threading.local, threading.local())
             value = mine.value = self._make()
         return value
 
     def forget(self) -> None:
         """Forget the values of all threads."""
-        self._made = {}
+        self.made = {}
 
 
 def gevent_patched() -> bool:
