@@ -14,7 +14,7 @@ import collections
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery import Celery
 
@@ -33,7 +33,10 @@ __all__ = ["Relay", "by_room"]
 logger = logging.getLogger(__name__)
 
 MOST_TRIED = 3  # delivery channels that turn out to be closed, before the broker is used
-COUNTED_FOR = 1.5  # seconds until a worker's registered free slots reflect a push
+REMEMBERED = 1.0  # seconds for which the workers of a queue are not looked up again
+COUNTED_FOR = 2.5  # seconds until a worker's free slots, as remembered, reflect a push
+
+_Asked: TypeAlias = tuple[tuple[str, ...], str]  # broker queues, and the own address
 
 
 class Relay:
@@ -45,6 +48,8 @@ class Relay:
         # Delivery channel of the worker whose task this process runs, or ran last.
         self.own_address = ""
         self._pushed: collections.deque[tuple[float, str]] = collections.deque()  # when, and where
+        # By queues and own address: the workers found, and until when they are remembered.
+        self._found: dict[_Asked, tuple[list[PeerChannel], float]] = {}
 
     def push(self, woken: WokenTask, message: Mapping[str, Any]) -> bool:
         """
@@ -54,24 +59,44 @@ class Relay:
             woken: The task.
             message: Its envelope, decoded and checked.
         """
-        own = self.own_address
         queues = queue_names(self._app, message["exchange"], message["routing_key"])
+        asked = tuple(queues), self.own_address
+        is_call = LockHeader.of(message["headers"]).sent
         try:
             store = QueueStore.of(self._store())
-            peers = by_room(store.channels.find_channels(queues, [own] if own else []))
-            peers.sort(key=lambda peer: peer.address != own)
-            is_call = LockHeader.of(message["headers"]).sent
-            if is_call:
-                peers = [each for each in peers if each.address == own or self._has_room(each)]
-            addresses = [peer.address for peer in peers[:MOST_TRIED]]
-            is_pushed = store.channels.push(woken, addresses)
-            if is_pushed and is_call:
-                self._pushed.append((clock.monotonic(), addresses[0]))
-            return is_pushed
+            remembered = self._remembered(asked)
+            if remembered and self._push_to(remembered, woken, store, is_call=is_call):
+                return True
+            return self._push_to(self._find(asked, store), woken, store, is_call=is_call)
         except StoreError as error:
             words = "the task woken at %r is sent by the broker, not straight to a worker: %s"
             logger.debug(words, shown(key_of(woken.name)), error)
             return False
+
+    def _remembered(self, asked: _Asked) -> list[PeerChannel]:
+        peers, until = self._found.get(asked, ([], 0.0))
+        return peers if clock.monotonic() < until else []
+
+    def _find(self, asked: _Asked, store: QueueStore) -> list[PeerChannel]:
+        queues, own = asked
+        peers, now = store.channels.find_channels(queues, [own] if own else []), clock.monotonic()
+        others = {each: found for each, found in self._found.items() if found[1] > now}
+        self._found = {**others, asked: (peers, now + REMEMBERED)}
+        return peers
+
+    def _push_to(
+        self, peers: list[PeerChannel], woken: WokenTask, store: QueueStore, *, is_call: bool
+    ) -> bool:
+        """Push to one of *peers*: this process's own worker if it is there, else by room."""
+        own = self.own_address
+        peers = sorted(by_room(peers), key=lambda peer: peer.address != own)
+        if is_call:
+            peers = [each for each in peers if each.address == own or self._has_room(each)]
+        addresses = [peer.address for peer in peers[:MOST_TRIED]]
+        is_pushed = store.channels.push(woken, addresses)
+        if is_pushed and is_call:
+            self._pushed.append((clock.monotonic(), addresses[0]))
+        return is_pushed
 
     def _has_room(self, peer: PeerChannel) -> bool:
         """Whether *peer* has more free slots than tasks that this process just pushed to it."""

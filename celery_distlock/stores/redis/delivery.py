@@ -100,17 +100,17 @@ class RedisChannels(Part, Channels):
         known = list(filter(self._is_channel, addresses))
         if not known:
             return False
-        became = self._requests.ask(
-            [self._records.call(_PUSH, wake.name, wake.run)], wake.name
-        ).answers[0]
-        if became == 1:
-            return any(self._publish(wake, address) for address in known)
-        return bool(became == 0)  # it was already claimed: there is nothing to send
-
-    def _publish(self, wake: WokenTask, address: str) -> bool:
-        """Return whether a subscriber has received it."""
-        place = self._place_of(address, address)  # where it receives what is parked at any key
         payload = woken_task_of(f"{self._records.stem(wake.name)}lock", wake)
+        to = [payload, " ".join(known)] if self._servers.in_order else []
+        push = self._records.call(_PUSH, wake.name, wake.run, *to)
+        became = self._requests.ask([push], wake.name).answers[0]
+        if became == 1 and not to:
+            return any(self._publish(payload, address) for address in known)
+        return became in (0, 1)  # 0: it was already claimed, there is nothing to send
+
+    def _publish(self, payload: bytes, address: str) -> bool:
+        """Publish in a cluster; return whether a subscriber has received it."""
+        place = self._place_of(address, address)  # where it receives what is parked at any key
         verb = "SPUBLISH" if place.sharded else "PUBLISH"
         # By the address: a channel without a slot is published at the node of the address' slot.
         told = command(address.encode(), verb, place.channel, payload)

@@ -39,24 +39,34 @@ def relay(store):
 @pytest.fixture
 def staff(store):
     """Open a channel, and note it for a queue; return its address and what comes to it."""
-    opened = []
 
     def begin(*, free=1, queue="celery"):
         came = []
         channel = store.channels.open_channel(came.append)
-        opened.append(channel)
+        begin.channels[channel.address] = channel
         store.channels.register_channel([queue], PeerChannel(channel.address, free), 60.0)
         return channel.address, came
 
+    begin.channels = {}
     yield begin
-    for channel in opened:
+    for channel in begin.channels.values():
         channel.close()
 
 
 def wake(store, run="run"):
-    store.acquire(AcquireRequest("k", "a", 60.0))
-    store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run=run))
-    return store.release(ReleaseRequest("k", "a")).wake
+    key = f"k {run}"
+    store.acquire(AcquireRequest(key, "a", 60.0))
+    store.acquire(AcquireRequest(key, "b", 60.0, queue=ParkRequest(b"envelope"), run=run))
+    return store.release(ReleaseRequest(key, "a")).wake
+
+
+@pytest.fixture
+def requests(store, monkeypatch):
+    """The requests to the store from now on: what is sent together is one."""
+    sent, exchange = [], store._servers.exchange
+    note = lambda calls, *how: sent.append(calls) or exchange(calls, *how)  # noqa: E731
+    monkeypatch.setattr(store._servers, "exchange", note)
+    return sent
 
 
 def records(prefix, queue="celery"):
@@ -87,6 +97,41 @@ def test_without_a_consumer_of_the_queue_the_broker_has_it(store, relay, staff):
     staff(queue="other")
 
     assert not relay.push(wake(store), MESSAGE)
+
+
+def test_each_push_is_one_request_while_the_workers_are_remembered(store, relay, staff, requests):
+    _, came = staff()
+    assert relay.push(wake(store, "run 0"), MESSAGE)
+    for number in range(1, 4):
+        woken = wake(store, f"run {number}")
+        requests.clear()
+
+        assert relay.push(woken, MESSAGE)
+
+        assert len(requests) == 1
+    wait_until(lambda: len(came) == 4, what="the pushes")
+
+
+def test_a_remembered_worker_that_is_gone_is_replaced_by_another(store, relay, staff):
+    first, before = staff()
+    assert relay.push(wake(store, "before"), MESSAGE)
+    wait_until(lambda: before, what="the push")
+    _, came = staff()
+    store.channels.register_channel(["celery"], PeerChannel(first, 0), 0.0)
+    staff.channels[first].close()
+
+    woken = wake(store, "after")
+
+    wait_until(lambda: relay.push(woken, MESSAGE) and came, what="the other push")
+
+
+def test_a_worker_that_was_not_found_is_looked_for_again(store, relay, staff):
+    assert not relay.push(wake(store, "before"), MESSAGE)
+    _, came = staff()
+
+    assert relay.push(wake(store, "after"), MESSAGE)
+
+    wait_until(lambda: came, what="the push")
 
 
 def test_a_worker_is_chosen_by_how_many_tasks_it_could_begin():

@@ -1,13 +1,29 @@
--- push.lua: record that a woken run is about to be pushed to a worker that has not parked it. If it does
--- not claim its key, the next sweep finds it.
+-- push.lua: push a woken run to a worker that has not parked it. If it does not claim its key, the next
+-- sweep finds it.
 -- KEYS lock queue tasks woken fence done rate
--- ARGV run
--- returns 1 push it | 0 it is not in flight | 2 send it through the broker: the broker has it, or an earlier
---         call of its key, or several pushes had no effect
+-- ARGV run [payload channels]
+-- returns 1 a channel has received it, or the caller must push it | 0 it is not in flight | 2 send it through
+--         the broker: the broker has it, or an earlier call of its key, or no channel received it, or several
+--         pushes had no effect
+--
+-- payload   what the first of the channels with a subscriber receives; none: the caller pushes it, since in
+--           a cluster the channels belong to other nodes
+-- channels  separated by spaces
 -- USES records grants limits rates gates runs answers queue
 
 local BEHIND = 100 -- waiters whose channel is checked
-local run = ARGV[1]
+local run, payload, channels = unpack(ARGV)
+
+local function is_received()
+    for channel in string.gmatch(channels or '', '%S+') do
+        local heard = publish(channel, payload)
+        if type(heard) == 'number' and heard > 0 then
+            return true
+        end
+    end
+    return not payload
+end
+
 look('', run)
 local of = record(run)
 if not is_on_its_way(run, of) then
@@ -32,4 +48,4 @@ if channel and channel ~= '' then
 end
 of.d = times_in(of.d) + 1
 go(run, of, 'woken', now_ms + UNSENT_MS)
-return 1
+return is_received() and 1 or 2
