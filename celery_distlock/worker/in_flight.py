@@ -88,13 +88,13 @@ class InFlightKeys:
         request = state.requests.get(identity)
         if request is None:
             return identity in self._entering
+        if identity in self._served:  # even if its process has not yet reported that it began
+            return False
         came = getattr(request, "arrival", 0)
         if request not in state.active_requests:
             return came < arrival or not (came and arrival)
         begun = request.time_start or 0.0
-        if identity in self._served or abs(clock.wall() - begun) > ASKS_WITHIN:
-            return False
-        return 0 < came < arrival
+        return 0 < came < arrival and abs(clock.wall() - begun) <= ASKS_WITHIN
 
     def _is_about_to_ask(self, identity: str, within: float) -> bool:
         """Whether a task waits for a slot, or has begun less than *within* seconds ago."""

@@ -119,6 +119,15 @@ def test_one_that_has_begun_and_may_not_have_asked_goes_before_later_ones(begin,
     assert not in_flight.has_earlier("k", "b", 6)
 
 
+def test_one_that_has_released_the_key_is_not_waited_for_though_its_begin_is_not_known_yet(begin):
+    begin("a")
+    assert in_flight.has_earlier("k", "b", 6)
+
+    in_flight.note_served("a")
+
+    assert not in_flight.has_earlier("k", "b", 6)
+
+
 def test_a_repeated_request_has_not_asked_again(begin, monkeypatch):
     begin("a")
     in_flight.note_served("a")
