@@ -1,6 +1,5 @@
 """The sweeper: finds what a crash left in the queues, and dispatches it."""
 
-import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -79,9 +78,8 @@ class Sweeper:
     def _sweep(self) -> bool:
         """Return whether it found something that this process could not send."""
         left = False
-        for wake in self._store.parking.sweep(self._interval):
-            swept = functools.partial(self._note_swept, wake)
-            became = self._store.dispatch(wake, on_sent=swept, patience=UNSENT)
+        found = self._store.parking.sweep(self._interval)
+        for became in self._store.dispatch_each(found, self._note_swept, UNSENT):
             if became is Sending.PENDING:
                 return True  # the broker hangs, at least for this process: leave the rest to others
             left |= became is Sending.LEFT

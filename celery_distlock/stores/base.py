@@ -250,7 +250,7 @@ class Store(ABC):
         self,
         wake: WokenTask | None,
         *,
-        on_sent: Callable[[], object] | None = None,
+        on_sent: Callable[[WokenTask], object] | None = None,
         patience: float | None = None,
     ) -> Sending:
         """

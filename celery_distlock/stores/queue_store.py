@@ -12,13 +12,13 @@ several servers are tried one after the other, and each stays reserved for some 
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar, TypeAlias
 
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
-from celery_distlock.process.dispatcher import Outcome, dispatch
+from celery_distlock.process.dispatcher import THREADS, Outcome, begin
 
 from .base import Complaints
 from .identities import task_id_of
@@ -110,19 +110,44 @@ class QueueStore(ListingStore):
         self,
         wake: WokenTask | None,
         *,
-        on_sent: Callable[[], object] | None = None,
+        on_sent: Callable[[WokenTask], object] | None = None,
         patience: float | None = None,
     ) -> Sending:
+        return self._begin(wake, on_sent)(patience)
+
+    def dispatch_each(
+        self, wakes: Iterable[WokenTask], on_sent: Callable[[WokenTask], object], patience: float
+    ) -> Iterator[Sending]:
+        """
+        Dispatch each of *wakes* as :meth:`dispatch` does; yield the outcomes, in their order.
+
+        Once the first one is sent, several are sent at the same time.
+        """
+        sending: deque[Callable[[float], Sending]] = deque()
+        most = 1
+        for wake in wakes:
+            sending.append(self._begin(wake, on_sent))
+            if len(sending) >= most:
+                yield sending.popleft()(patience)
+                most = THREADS
+        while sending:
+            yield sending.popleft()(patience)
+
+    def _begin(
+        self, wake: WokenTask | None, on_sent: Callable[[WokenTask], object] | None
+    ) -> Callable[[float | None], Sending]:
+        """Begin to send *wake*; return a function that waits for that."""
         if wake is None or not (self.publishers.known or wake.route):
-            return Sending.LEFT
+            return lambda _: Sending.LEFT
         became: list[Sending] = []
+        wait = begin(lambda: became.append(self.publishers.deliver(wake, on_sent)), wake.name)
 
-        def send() -> None:
-            became.append(self.publishers.deliver(wake, on_sent))
+        def end(patience: float | None) -> Sending:
+            if wait(patience) is Outcome.PENDING:
+                return Sending.PENDING
+            return became[0] if became else Sending.LEFT
 
-        if dispatch(send, patience=patience) is Outcome.PENDING:
-            return Sending.PENDING
-        return became[0] if became else Sending.LEFT
+        return end
 
 
 class Publishers:
@@ -174,7 +199,9 @@ class Publishers:
                 refusal = refusal or error
         raise refusal or NotOursError("this process has no publisher")
 
-    def deliver(self, wake: WokenTask, on_sent: Callable[[], object] | None = None) -> Sending:
+    def deliver(
+        self, wake: WokenTask, on_sent: Callable[[WokenTask], object] | None = None
+    ) -> Sending:
         """Send *wake* and the runs woken with it in this thread; see `Store.dispatch`."""
         try:
             became = [
@@ -188,7 +215,7 @@ class Publishers:
             return Sending.LEFT
         return Sending.LEFT if Sending.LEFT in became else Sending.SENT
 
-    def _send(self, wake: WokenTask, on_sent: Callable[[], object] | None) -> Sending:
+    def _send(self, wake: WokenTask, on_sent: Callable[[WokenTask], object] | None) -> Sending:
         if not self.known:
             return Sending.LEFT
         parking = self._store.parking
@@ -215,7 +242,7 @@ class Publishers:
             )
             return Sending.LEFT
         if on_sent is not None:
-            on_sent()
+            on_sent(wake)
         return Sending.SENT
 
     def _note(self, mark: Callable[..., None], wake: WokenTask, *facts: str) -> None:

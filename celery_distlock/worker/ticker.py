@@ -7,7 +7,6 @@ first key is due, or until it is notified of one that is due earlier. It then ch
 is due, and dispatches what that admits, as after a release.
 """
 
-import functools
 import logging
 import math
 import os
@@ -98,8 +97,9 @@ class Ticker:
         while claim.leads and claim.names:
             again: dict[str, float | None] = {}
             claimed_at = time.monotonic()
-            for wake in self._store.parking.wake_due(claim.names, again):
-                if not self._send(wake):
+            woken = self._store.parking.wake_due(claim.names, again)
+            for became in self._store.dispatch_each(woken, _note_sent, UNSENT):
+                if became is Sending.PENDING:  # this process is known to be unable to send it
                     self._resign()
                     return -AFTER_YOU
                 if time.monotonic() > claimed_at + UNSENT:
@@ -116,13 +116,6 @@ class Ticker:
             assert self._inbox is not None
             return self._store.timetable.claim_due(self._who, self._inbox, VALID_FOR, settled)
 
-    def _send(self, wake: WokenTask) -> bool:
-        """Dispatch *wake*; return false if this process is known to be unable to send it."""
-        run, key = shown(wake.run), shown(key_of(wake.name))
-        sent = functools.partial(logger.debug, "%r may enter %r now", run, key)
-        became = self._store.dispatch(wake, on_sent=sent, patience=UNSENT)
-        return became is not Sending.PENDING
-
     def _resign(self) -> None:
         try:
             with self._turn:
@@ -130,3 +123,7 @@ class Ticker:
                     self._store.timetable.claim_due(self._who, self._inbox, 0.0)
         except StoreError as error:
             logger.debug("another ticker takes over in a few seconds: %s", error)
+
+
+def _note_sent(wake: WokenTask) -> None:
+    logger.debug("%r may enter %r now", shown(wake.run), shown(key_of(wake.name)))

@@ -15,7 +15,7 @@ import pytest
 from celery_distlock.process import dispatcher
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.values import ParkRequest
+from celery_distlock.stores.values import ParkRequest, Sending, WokenTask
 from tests.waiting import wait_until
 
 
@@ -114,6 +114,49 @@ def test_what_a_sweep_has_found_is_not_kept_while_a_broker_hangs(monkeypatch, ga
     dispatcher.dispatch(lambda: None)
 
     assert kept() is None
+
+
+def test_calls_of_several_subjects_wait_for_a_far_server_at_the_same_time():
+    meeting = threading.Barrier(dispatcher.THREADS)
+    waits = [
+        dispatcher.begin(lambda: meeting.wait(30.0), f"key {n}") for n in range(dispatcher.THREADS)
+    ]
+
+    assert {wait(60.0) for wait in waits} == {dispatcher.Outcome.DONE}
+    assert not meeting.broken
+
+
+def test_calls_of_one_subject_are_made_in_their_order(gate):
+    sent = []
+    dispatcher.begin(lambda: gate.wait(60.0) and sent.append("first"), "key")
+    last = dispatcher.begin(lambda: sent.append("second"), "key")
+
+    dispatcher.dispatch(lambda: sent.append("other"), patience=60.0, subject="other key")
+    gate.set()
+
+    assert last(60.0) is dispatcher.Outcome.DONE
+    assert sent == ["other", "first", "second"]
+
+
+def test_a_near_server_needs_one_thread():
+    before = threading.active_count()
+    for number in range(20):
+        dispatcher.dispatch(lambda: None, patience=60.0, subject=f"key {number}")
+
+    assert threading.active_count() <= before + 1
+
+
+def test_several_woken_tasks_are_sent_at_the_same_time_once_one_is_sent():
+    store, meeting = MemoryStore("memory://", "test"), threading.Barrier(dispatcher.THREADS)
+    wakes = [WokenTask(f"k{n}", f"{n}:0:0:0", b"") for n in range(1 + dispatcher.THREADS)]
+    store.publishers.known = (lambda wake: wake is wakes[0] or meeting.wait(30.0) >= 0,)
+    sent = []
+
+    became = list(store.dispatch_each(wakes, sent.append, 60.0))
+
+    assert became == [Sending.SENT] * len(wakes)
+    assert sent[0] is wakes[0]
+    assert not meeting.broken
 
 
 def test_nothing_is_made_until_something_is_sent():
