@@ -66,6 +66,8 @@ class SharedCrews:
         return self._crews[wanted]
 
     def close(self) -> None:
-        for crew in self._crews.values():
-            crew.stop()
+        """Stop all workers at the same time: each takes seconds."""
+        crews = self._crews.values()
+        stop_all((worker for crew in crews for worker in crew.workers), warm=10.0)
+        for crew in crews:
             servers.delete_keys(crew.env["DISTLOCK_TEST_BROKER"], crew.env["DISTLOCK_TEST_PREFIX"])
