@@ -185,12 +185,11 @@ def _packed(*words: Any) -> bytes:
     return b"".join(parts)
 
 
-def fields(**given: Any) -> bytes:
+def fields(**given: Any) -> str:
     """Return the named fields of a request, as JSON for a script; false ones are left out."""
     if not any(given.values()):
-        return b""
-    told = {name: value for name, value in given.items() if value}
-    return _encoded(told).encode("utf-8", "surrogateescape")
+        return ""
+    return _encoded({name: value for name, value in given.items() if value})
 
 
 _encoded = json.JSONEncoder(ensure_ascii=False).encode
