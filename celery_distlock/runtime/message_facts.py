@@ -272,10 +272,10 @@ class Received(NamedTuple):
         return cls(header=LockHeader.of(request.__dict__))  # a request of a task without a lock
 
     @classmethod
-    def noted_on(cls, message: Message) -> "Received":
-        """Return the facts that this process recorded on *message*."""
+    def noted_on(cls, message: Message, **others: Any) -> "Received":
+        """Return the facts that this process recorded on *message*, and *others*."""
         noted = message.properties.get(PROPERTY)
-        return cls(**noted) if isinstance(noted, _Noted) else cls()
+        return cls(**(others | noted)) if isinstance(noted, _Noted) else cls(**others)
 
     @staticmethod
     def note(message: Message, **facts: Any) -> None:
@@ -288,7 +288,8 @@ class Received(NamedTuple):
 
     def attach_to(self, properties: Mapping[str, Any]) -> dict[str, Any]:
         """Return *properties* for the task's request, with these facts as an attribute."""
-        made = _Properties({k: v for k, v in properties.items() if k != PROPERTY})
+        made = _Properties(properties)
+        made.pop(PROPERTY, None)
         made.received = self
         return made
 
@@ -320,9 +321,9 @@ def receive_of_request(task: Task, *, nested: bool = False) -> Receive | None:
 
     A *nested* call is one by other code, though *task* has a request with a message.
     """
-    if not (nested or task.request.called_directly or task.request.is_eager):
-        own: str = task.serializer
-        kind = Received.of(task.request).content_type
+    request, own = task.request, str(task.serializer)
+    if not (nested or request.called_directly or request.is_eager):
+        kind = Received.of(request).content_type
         if kind in PLAIN_CONTENT or kind == _content_type(own):
             return None
     return receive_of_call(task)

@@ -54,8 +54,9 @@ def taken_queues(app: Celery) -> set[str]:
 
 def exchange_type(app: Celery, exchange: str) -> str:
     """Return the type of an exchange that a queue of *app* is bound to; empty: not known."""
-    queues = known_queues(app) if exchange else ()
-    places = (place for queue in queues for place, _ in _bindings(queue))
+    if not exchange:
+        return ""
+    places = (place for queue in known_queues(app) for place, _ in _bindings(queue))
     return next((str(place.type) for place in places if place.name == exchange), "")
 
 

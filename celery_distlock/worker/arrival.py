@@ -4,6 +4,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from celery.worker import state
@@ -135,7 +136,8 @@ def keys_of(message: Any, rule: KeyRule) -> tuple[Key, ...]:
         return ()
     try:
         args, kwargs, _ = message.payload
-        return tuple(sorted(rule.keys(args, kwargs), key=lambda key: key.template))
+        keys = rule.keys(args, kwargs)
+        return keys if len(keys) == 1 else tuple(sorted(keys, key=attrgetter("template")))
     except Exception:  # noqa: BLE001  # the task fails with the same error in the pool
         return ()
 

@@ -45,7 +45,7 @@ class InFlightKeys:
 
     def __init__(self) -> None:
         self._ids: dict[str, dict[str, Want]] = {}
-        self._entering: collections.Counter[str] = collections.Counter()
+        self._entering: dict[str, int] = collections.defaultdict(int)
         self._served: set[str] = set()
         self._next_purge = 1000
         self._mutex = threading.Lock()  # without an event loop there are several threads here
@@ -71,9 +71,12 @@ class InFlightKeys:
         That matters where the key has a rate: the first request starts, the others wait. A task
         that began longer ago than the rate's spacing is not waited for, so that no start is late.
         """
-        distance = max((rate.per / rate.limit for rate in want.rates), default=0.0)
-        asks = functools.partial(self._is_about_to_ask, within=min(ASKS_WITHIN, distance))
-        return not (distance and any(map(asks, self.ids(name)))) and self.has_room(name, want)
+        if want.rates:
+            distance = max(rate.per / rate.limit for rate in want.rates)
+            asks = functools.partial(self._is_about_to_ask, within=min(ASKS_WITHIN, distance))
+            if any(map(asks, self.ids(name))):
+                return False
+        return self.has_room(name, want)
 
     def has_earlier(self, name: str, identity: str, arrival: int) -> bool:
         """

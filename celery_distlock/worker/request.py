@@ -20,7 +20,6 @@ from celery_distlock.runtime.message_facts import (
     LockHeader,
     Received,
     execution_id,
-    without_ours,
 )
 from celery_distlock.runtime.messages import destination_of, seconds_until
 from celery_distlock.runtime.requeueing import Postponed
@@ -39,6 +38,9 @@ _SERIALIZED_AGAIN = frozenset(
 )
 
 
+_CHANGEABLE = (dict, list)
+_USUAL: list[Any] = [{}, [], [None, None]]  # headers of most messages; deepcopy() is slow
+
 # The requests of woken tasks that Celery still has, by delivery tag. Celery's own table lacks those
 # that wait for a rate limit, and is by task id, which second deliveries share.
 woken_requests: "WeakValueDictionary[Any, LockedRequest]" = WeakValueDictionary()
@@ -50,6 +52,7 @@ class LockedRequest(Request):
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         app, facts = options["app"], self.request_dict
+        self._runtime = runtime = Runtime.of(app)
         where = facts["delivery_info"]
         place = exchange, _ = where.get("exchange") or "", where.get("routing_key") or ""
         kind = exchange_type(app, exchange)
@@ -57,10 +60,10 @@ class LockedRequest(Request):
         facts.pop(HEADER, None)  # else the task would see it, and pass it on
         if header.returned:
             where["redelivered"] = True  # as a broker marks a message that came back to it
-        noted = Received.noted_on(message)
-        self._received = received = noted._replace(
-            arrival=self._stamp() if noted.arrival is None else noted.arrival,
-            returns=self._runtime.trust.knows_route(facts["task"], *place),
+        self._received = received = Received.noted_on(
+            message,
+            arrival=self._stamp(),
+            returns=runtime.trust.knows_route(facts["task"], *place),
             exchange_type=kind,
             copy_of=copied_queue(app, exchange) if kind == "fanout" else "",
             content_type=message.content_type,
@@ -68,7 +71,7 @@ class LockedRequest(Request):
             body=self._kept_body(message, decoded=options.get("decoded", False)),
             headers=_as_they_came(options.get("headers") or message.headers),
             header=header,
-            delivery_address=self._runtime.delivery_address,
+            delivery_address=runtime.delivery_address,
             destination=self._destination(app, *place),
             received_at=clock.monotonic(),
             events=_event_source(options),
@@ -89,7 +92,7 @@ class LockedRequest(Request):
     def _destination(self, app: Celery, exchange: str, routing_key: str) -> str:
         """Return its exchange and routing key if this worker still consumes such a queue; or ""."""
         queues = queue_names(app, exchange, routing_key)
-        is_taken = any(queue in self._runtime.delivery_queues for queue in queues)
+        is_taken = any(map(self._runtime.delivery_queues.__contains__, queues))
         return destination_of(exchange, routing_key) if is_taken else ""
 
     def _stamp(self) -> int:
@@ -143,11 +146,6 @@ class LockedRequest(Request):
     def arrival(self) -> int:
         """Its arrival time in µs by the store's clock; 0 if that is not known."""
         return self._received.arrival or 0
-
-    @property
-    def _runtime(self) -> Runtime:
-        app: Any = self.app
-        return Runtime.of(app)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Free the keys that are reserved for a revoked or expired task."""
@@ -204,9 +202,14 @@ def locked_request(kind: type[Request]) -> type[Request]:
 def _as_they_came(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return *headers* without ours, copied so that a task cannot change them."""
     return {
-        name: copy.deepcopy(value) if isinstance(value, dict | list) else value
-        for name, value in without_ours(headers).items()
+        name: _copied(value) if isinstance(value, _CHANGEABLE) else value
+        for name, value in headers.items()
+        if name != HEADER
     }
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if value in _USUAL else copy.deepcopy(value)
 
 
 def _event_source(options: dict[str, Any]) -> str:
