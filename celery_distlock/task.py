@@ -255,8 +255,10 @@ def _leave_keys(sender: Any, **_: Any) -> None:
 
     A process that knew the task as locked had put its message there.
     """
+    if isinstance(sender, LockedTask):
+        return
     request, runtime = sender.request, Runtime.known(sender.app)
-    if isinstance(sender, LockedTask) or runtime is None or HEADER not in vars(request):
+    if runtime is None or HEADER not in vars(request):
         return
     drop_reservations(sender, runtime, ())
     del vars(request)[HEADER]

@@ -127,18 +127,15 @@ class SharedHolds:
         """
         terms, early = hold.terms, at_once and hold.state is HoldState.NEW
         renewed = hold.renewable or (early and terms.watchdog and terms.max_hold is None)
-        limit = terms.max_hold and hold.held_since + terms.max_hold
-        entry = OrphanedHold(
-            hold.store.identity,
-            slot_name(hold.key),  # which is short
-            hold.owner,
-            terms.lease if renewed else 0.0,
-            limit if renewed else None,
-        )
+        lease = terms.lease if renewed else 0.0
+        limit = hold.held_since + terms.max_hold if renewed and terms.max_hold else None
         with self._mutex:
             self._take_page()
             hold.keeper = self if self._page is not None else None
-            if self._entries.get(hold.owner) != entry:
+            known = self._entries.get(hold.owner)
+            if known is None or (known.lease, known.limit) != (lease, limit):
+                name = slot_name(hold.key)  # which is short
+                entry = OrphanedHold(hold.store.identity, name, hold.owner, lease, limit)
                 self._change(hold.owner, entry)
 
     def erase(self, owner: str) -> None:
@@ -161,7 +158,10 @@ class SharedHolds:
         """Return the parent's renewals of the entries as they are now: until when, by owner."""
         if self._page is None or self._page_of != os.getpid():
             return {}
-        renewal = _Renewal.from_buffer_copy(self._heads[self._page].renewal)
+        shared = self._heads[self._page].renewal
+        if not shared.until:  # as in most processes: the parent has renewed nothing
+            return {}
+        renewal = _Renewal.from_buffer_copy(shared)
         if not renewal.until or renewal.version != self._version:
             return {}
         owners = enumerate(list(self._entries))

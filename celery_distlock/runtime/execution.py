@@ -7,7 +7,6 @@ are several, where :mod:`.conflicts` applies the policy; :mod:`.requeueing` if i
 """
 
 import concurrent.futures
-import contextlib
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from functools import cached_property
@@ -19,7 +18,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_distlock import clock
 from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.acquisition import acquire, release
-from celery_distlock.engine.hold import ensure_able
+from celery_distlock.engine.hold import Hold, ensure_able
 from celery_distlock.engine.lease import Lease, PostponeRequest
 from celery_distlock.engine.upgrading import leave
 from celery_distlock.errors import (
@@ -197,26 +196,28 @@ class Execution:
             hold.depth -= 1
             leave(hold)
         woken_tasks: list[WokenTask | None] = []
-        with contextlib.ExitStack() as releases:
-            releases.callback(self._dispatch, woken_tasks)  # not before the last one is released
-            for hold in invocation.taken:
-                invocation.owned.pop((self._store.identity, hold.key), None)
-                releases.callback(
-                    release,
-                    hold,
-                    self._completion,
-                    self._keep_for.get(hold.key),
-                    woken_tasks.append,
-                    succeeded=self._succeeded,
-                )
-                if self._completion is Completion.UNSETTLED:
-                    here().unsettled.append((hold, self._around))
+        for hold in invocation.taken:
+            invocation.owned.pop((self._store.identity, hold.key), None)
+            if self._completion is Completion.UNSETTLED:
+                here().unsettled.append((hold, self._around))
+        try:
+            self._release_all(list(invocation.taken), woken_tasks)
+        finally:  # not before the last one is released
+            for woken in filter(None, woken_tasks):
+                self._store.dispatch(woken)
         if self in (stack := here().stack):
             stack.remove(self)
 
-    def _dispatch(self, woken_tasks: list[WokenTask | None]) -> None:
-        for woken in filter(None, woken_tasks):
-            self._store.dispatch(woken)
+    def _release_all(self, holds: list[Hold], woken_tasks: list[WokenTask | None]) -> None:
+        """Release *holds*, the last one first; the others, too, if the release of one raises."""
+        while holds:
+            hold = holds.pop()
+            keep, note = self._keep_for.get(hold.key), woken_tasks.append
+            try:
+                release(hold, self._completion, keep, note, succeeded=self._succeeded)
+            except BaseException:  # such as a time limit's
+                self._release_all(holds, woken_tasks)
+                raise
 
     # Off the path
 

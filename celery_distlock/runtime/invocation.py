@@ -102,8 +102,9 @@ class Invocation:
         """Seconds to wait for a key before it counts as taken."""
         policy, wait = self.plan.policy, self.plan.settings.wait
         # Without a message nothing can be sent again: policies that would do so wait instead.
-        is_final = isinstance(policy, policies.Skip | policies.Fail | policies.Wait)
-        return policy.patience(wait) if self.has_message or is_final else wait
+        if self.has_message or isinstance(policy, policies.Skip | policies.Fail | policies.Wait):
+            return policy.patience(wait)
+        return wait
 
     @property
     def is_shown_as_parked(self) -> bool:

@@ -111,9 +111,9 @@ def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) ->
     one and its release. By now the result is stored and the links are sent, so a second delivery
     has nothing left to do; before this point it had.
     """
-    if sender.request.is_eager:
+    request, running = sender.request, here()
+    if request.is_eager:
         return
-    running = here()
     for execution in reversed(running.stack[:]):
         execution.release()
     for hold, around in running.take_unsettled():
@@ -121,7 +121,7 @@ def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) ->
         if sys.exc_info()[1] is around:
             _settle(hold)
     running.unlocked = ()
-    if sender.request not in running.called and state in _ENDS:
+    if request not in running.called and state in _ENDS:
         _settle_uncalled(sender, state, ended)
 
 

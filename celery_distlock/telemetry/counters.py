@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 # Upper bounds of the histogram buckets for waits and holds, in seconds.
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_NAMES = (*(f"{bound:g}" for bound in BUCKETS), "+Inf")
 
 _COUNTED = {
     "lock_acquired": "acquired",
@@ -78,13 +79,14 @@ class Counters:
         counted = _COUNTED.get(name)
         if counted is None or Ability.COUNT not in store.abilities:
             return
-        counts: Any = self._counts.setdefault(CountingStore.of(store), Counter())
+        counts: Any = self._counts.get(store)  # type: ignore[call-overload]  # by identity
+        if counts is None:
+            counts = self._counts[CountingStore.of(store)] = Counter()
         counts[f"{counted}||{task}"] += 1
         if counted in _TIMED:
             fact, what = _TIMED[counted]
             seconds = facts[fact]
-            place = bisect.bisect_left(BUCKETS, seconds)
-            bucket = f"{BUCKETS[place]:g}" if place < len(BUCKETS) else "+Inf"
+            bucket = _NAMES[bisect.bisect_left(BUCKETS, seconds)]
             counts[f"{what}|{bucket}|{task}"] += 1
             counts[f"{what}|sum|{task}"] += seconds
 

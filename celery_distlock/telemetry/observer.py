@@ -53,6 +53,8 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
 def is_traced() -> bool:
     """Whether OpenTelemetry is imported and has a provider, without which spans are not kept."""
     trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return False
     provider = getattr(trace, "get_tracer_provider", None)  # another thread may be importing it
     proxy = getattr(trace, "ProxyTracerProvider", None)
     return provider is not None and proxy is not None and not isinstance(provider(), proxy)
