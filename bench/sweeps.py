@@ -7,8 +7,9 @@ from typing import Any
 from cpu_time import server_cpu
 from figures import Figure, Part, Row, median
 
-from celery_distlock.stores import open_store
+from celery_distlock.stores import AcquireRequest, open_store
 from celery_distlock.stores.redis.parking import REST
+from celery_distlock.stores.values import ParkRequest
 from celery_distlock.testing import EmbeddedServer
 
 SIZES = (1_000, 20_000, 200_000)
@@ -16,14 +17,12 @@ LONG = 100_000  # keys, from which on a sweep is measured once
 INTERVAL = 2.0  # seconds, the default
 CHUNK = 5_000  # keys that the server makes at a time
 
-# Held keys with a parked task each, as acquire.lua leaves them.
+# Copies of a held key with a parked task.
 MAKE = """
 for number = ARGV[1], ARGV[2] do
-    local stem, run = 'sweeps:{k' .. number .. '}:', 'run' .. number
-    redis.call('HSET', stem .. 'lock', 'owner', 'o', 'token', 1, 'run', '')
-    redis.call('PEXPIRE', stem .. 'lock', 3600000)
-    redis.call('ZADD', stem .. 'queue', number, 'p:' .. run)
-    redis.call('HSET', stem .. 'tasks', 'e:' .. run, ARGV[3], 's:' .. run, number, 'h:' .. run, '')
+    for _, record in ipairs({'lock', 'queue', 'tasks'}) do
+        redis.call('COPY', 'sweeps:{first}:' .. record, 'sweeps:{k' .. number .. '}:' .. record)
+    end
     redis.call('ZADD', 'sweeps:parked', 0, 'k' .. number)
 end
 """
@@ -38,6 +37,7 @@ end
 def sweeps(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
     store = open_store(server.url, "sweeps")
     rows = []
+    _park(store, "first")
     with server.client() as client:
         made = 0
         for size in SIZES:
@@ -45,6 +45,7 @@ def sweeps(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
             made = size
             times = 1 if size >= LONG else rounds
             rows.append(_row(size, [_sweep(client, store) for _ in range(times)]))
+        assert store.inspect(f"k{made - 1}").waiting == 1
         _in_chunks(client, CLEAR, 0, made)
         client.unlink("sweeps:parked", "sweeps:sweeper")
     yield Part(
@@ -72,4 +73,10 @@ def _sweep(client: Any, store: Any) -> tuple[float, float]:
 
 def _in_chunks(client: Any, script: str, first: int, last: int) -> None:
     for begin in range(first, last, CHUNK):
-        client.eval(script, 0, begin, min(begin + CHUNK, last) - 1, "x" * 600)
+        client.eval(script, 0, begin, min(begin + CHUNK, last) - 1)
+
+
+def _park(store: Any, key: str) -> None:
+    store.acquire(AcquireRequest(key, "holder", 3600.0))
+    park_request = ParkRequest(b"x" * 600, task="shop.reserve")
+    store.acquire(AcquireRequest(key, "waiter", 1.0, queue=park_request, run="run"))
