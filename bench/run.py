@@ -17,6 +17,7 @@ from pathlib import Path
 from contention import contention
 from coroutines import coroutines
 from dues import dues
+from far import far
 from figures import Part
 from handoff import handoff
 from leases import leases
@@ -50,6 +51,7 @@ PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
         rates,
         sending,
         sweeps,
+        far,
     )
 }
 console = Console(highlight=False, width=120)
