@@ -1,7 +1,8 @@
 """
 Django app for projects with locked tasks: put it into ``INSTALLED_APPS``.
 
-It has system checks and ``manage.py locks``. It has no table, and needs no migration.
+It has system checks, ``manage.py locks`` and pages in Django's admin. It has no table, and needs no
+migration.
 """
 
 from typing import Any

@@ -140,7 +140,7 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
     else:
         free = [("store", admin.where)] if info.state == "free" else []
         screen = Screen(obj)
-        screen.facts(_described(info, now) + free)
+        screen.facts(key_facts(info, now) + free)
         if info.mode == "shared":
             screen.table(
                 HOLD_COLUMNS, (hold_cells(hold, now, brief=screen.terminal) for hold in info.holds)
@@ -154,7 +154,8 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
         exit_unused(obj, admin, key, info, quiet=as_json)
 
 
-def _described(info: KeyState, now: float) -> list[tuple[str, str]]:
+def key_facts(info: KeyState, now: float) -> list[tuple[str, str]]:
+    """Return the names and values of what is known of a key; *now* in seconds since the epoch."""
     waits = {waits_label(hold) for hold in info.holds if hold.waits_for}
     state = _STATES["waiting" if waits and info.state == "waking" else info.state]
     facts = [("key", printable(info.key)), ("state", state)]

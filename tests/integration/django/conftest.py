@@ -20,6 +20,8 @@ pytest.importorskip("django", reason="NO DJANGO: install it to test the Django a
 
 PROJECT = Path(__file__).parent / "project"
 ROOT = Path(__file__).parents[3]
+# Celery's own; a warning is an error otherwise.
+WARNINGS = ("-W", "error", "-W", "ignore:Call to deprecated setex:DeprecationWarning")
 
 
 class Project:
@@ -42,17 +44,17 @@ class Project:
         """Run ``manage.py`` with *args*, which must end with *status*."""
         return self._run("manage.py", *args, status=status, settings=settings)
 
-    def printed(self, code: str) -> list[Any]:
+    def printed(self, code: str, settings: dict[str, Any] | None = None) -> list[Any]:
         """Run *code* in the project; return the JSON documents that it prints."""
         start = "import django, json; django.setup()\n"
-        done = self._run("-c", f"{start}{code}")
+        done = self._run("-c", f"{start}{code}", settings=settings)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def _run(
         self, *args: str, status: int = 0, settings: dict[str, Any] | None = None
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-W", "error", *args],
+            [sys.executable, *WARNINGS, *args],
             cwd=PROJECT,
             env={**self.env, "SHOP_SETTINGS": json.dumps(settings or {})},
             stdin=subprocess.DEVNULL,
