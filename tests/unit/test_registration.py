@@ -85,7 +85,7 @@ def receive(app, message):
 
 @pytest.fixture
 def registered(monkeypatch, registration, store):
-    """Returns a function that reports so many free slots, and counts all reports."""
+    """Return a function that reports a number of free slots and counts the reports."""
 
     def register(free):
         monkeypatch.setattr(registration_module, "free_slots", lambda pool: free)
