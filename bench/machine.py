@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from celery_distlock.testing import EmbeddedServer
@@ -17,13 +18,13 @@ LIBRARIES = (
 )
 
 
-def describe(server: EmbeddedServer) -> str:
+def describe(server: EmbeddedServer, libraries: Sequence[str] = LIBRARIES) -> str:
     parts = [
         f"{os.cpu_count()} cores",
         f"{platform.system()} {platform.machine()}",
         f"Python {platform.python_version()}",
         _server(server),
-        *(f"{library} {_version(library)}" for library in LIBRARIES),
+        *(f"{library} {_version(library)}" for library in libraries),
         f"load average {os.getloadavg()[0]:.1f} before",
     ]
     return ", ".join(parts)

@@ -1,7 +1,7 @@
 """
-Put the figures of a run into docs/explanation/benchmarks.md, between its markers.
+Put the figures of a run into a page, between its markers.
 
-    python bench/report.py [build/bench.json]
+    python bench/report.py [build/bench.json [docs/explanation/benchmarks.md]]
 """
 
 import re
@@ -17,8 +17,8 @@ BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def main() -> int:
     results = Results.load(Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT)
-    page = BLOCK.sub(lambda block: _block(results, *block.groups()), PAGE.read_text())
-    PAGE.write_text(page)
+    page = Path(sys.argv[2]) if len(sys.argv) > 2 else PAGE
+    page.write_text(BLOCK.sub(lambda block: _block(results, *block.groups()), page.read_text()))
     return 0
 
 

@@ -65,7 +65,7 @@ def main() -> int:
         os.environ["BENCH_URL"] = server.url
         machine = describe(server)
         parts = [
-            _shown(part)
+            shown(part)
             for name in options.parts or PARTS
             for part in PARTS[name](server, options.rounds)
         ]
@@ -89,7 +89,7 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _shown(part: Part) -> Part:
+def shown(part: Part) -> Part:
     table = Table(title=part.title, title_justify="left", caption_justify="left")
     for column in head(part):
         text = column in {"", "terms"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -253,3 +254,17 @@ def test_the_benchmarks_start():
     command = sys.executable, ROOT / "bench" / "run.py", "--help"
 
     subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", ["keys", "crowds", "one_key", "masters", "idle", "distance"])
+def test_the_benchmark_of_scale_measures(part, tmp_path):
+    figures = tmp_path / "scale.json"
+    command = sys.executable, ROOT / "bench" / "scale.py", "--scale", "0.002", "--json", figures
+
+    subprocess.run([*command, part], check=True, capture_output=True, timeout=280)
+
+    parts = json.loads(figures.read_text())["parts"]
+    assert parts[0]["name"] == part
+    page = (ROOT / "docs" / "explanation" / "scale.md").read_text()
+    assert all(f"<!-- figures: {each['name']} -->" in page and each["rows"] for each in parts)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 ELSEWHERE = {
     DOCS / "explanation" / "benchmarks.md",  # `make bench`
+    DOCS / "explanation" / "scale.md",  # tests/acceptance/test_project.py
     DOCS / "howto" / "monitoring.md",  # tests/integration/operations
     DOCS / "howto" / "write_a_store.md",  # tests/acceptance/examples/test_sqlite_store.py
 }
