@@ -3,7 +3,8 @@ What the broker's driver loses, with locks or without.
 
 kombu takes a message from Redis (``BRPOP``) and then writes down that it has it. A worker that is
 killed in between takes the message with it. So does one whose closed connection the server has
-not noticed yet: at load 20, a message that was sent 11 ms after the kill.
+not noticed yet: at load 20, a message that was sent 11 ms after the kill. And so does one that is
+delivered again, after its visibility timeout, because the first process that had it was killed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from celery_distlock import clock
+from tests.chaos.terms import VISIBILITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +32,7 @@ def dropped(missing: Mapping[str, float], faults: Iterable[Fault], logs: Iterabl
     """
     Of the tasks that did not run, those that a killed worker can have lost on their way to it.
 
-    Those are they of which nobody has heard since they were sent, or sent again, and a worker was
+    These have no log line since they were sent, sent again, or delivered again, and a worker was
     killed just then.
 
     Args:
@@ -43,12 +45,20 @@ def dropped(missing: Mapping[str, float], faults: Iterable[Fault], logs: Iterabl
     found = set()
     for task, sent_at in missing.items():
         last = max((line for line in lines if task in line), default="")
-        if last and _SENT_AGAIN not in last:
-            continue
         at = _logged_at(last) if last else sent_at
+        if last and _SENT_AGAIN not in last:
+            if not _struck(faults, at):
+                continue
+            at += VISIBILITY
         if any(kill.begin <= at + SOON and at <= kill.end + UNNOTICED for kill in kills):
             found.add(task)
     return found
+
+
+def _struck(faults: Iterable[Fault], at: float) -> bool:
+    """Return whether a process of a worker was killed then."""
+    kills = (fault for fault in faults if fault.kind in ("child", "worker"))
+    return any(kill.begin <= at + UNNOTICED and at <= kill.end + UNNOTICED for kill in kills)
 
 
 def _tells(line: str) -> bool:

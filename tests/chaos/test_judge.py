@@ -219,6 +219,16 @@ class TestBroker:
         assert broker.dropped(missing, self.kill(10), [log]) == {"a"}
         assert broker.dropped(missing, self.kill(30), [log]) == set()
 
+    def test_a_task_that_was_delivered_again_just_before_a_kill_is(self):
+        missing = {"a": clock.monotonic() - 60}
+        log = self.line(16, "Task chaos.requeue[a] received")
+        child = Fault("child", clock.monotonic() - 15.9, clock.monotonic() - 15.8)
+
+        assert broker.dropped(missing, [child, *self.kill(10)], [log]) == {"a"}
+        assert broker.dropped(missing, [child, *self.kill(7)], [log]) == {"a"}
+        assert broker.dropped(missing, [child, *self.kill(13)], [log]) == set()
+        assert broker.dropped(missing, self.kill(10), [log]) == set()
+
 
 def test_several_sharers_are_no_overlap_and_may_begin_in_any_order():
     share = {"capacity": 2, "token": 7}
