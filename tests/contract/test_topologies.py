@@ -148,6 +148,7 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "send": Sending.test_a_run_whose_key_is_taken_waits_its_turn,
     "mark_sent": Parking.test_dispatching_sends_and_notes_it,
     "try_key": WaitingAtSeveralKeys.test_it_is_sent_when_it_can_have_all_its_keys,
+    "due_keys": Sweeping.test_a_sweep_finds_every_key,
     "sweep": Sweeping.test_a_sweep_finds_every_key,
     "delay_resend": Delivery.test_a_run_that_is_kept_reserved_is_not_swept_up,
     "tick": Sending.test_a_run_that_is_due_goes_by_the_ticker,

@@ -52,7 +52,7 @@ BY_BROKER = {
     "main:acknowledge": 2 * TASKS,
 }
 LASTING = {
-    *("main:sweep_lease", "main:zscan", "main:sweep", "main:index", "main:tick"),
+    *("main:sweep_lease", "main:zscan", "main:due_keys", "main:sweep", "main:index", "main:tick"),
     *("child:renew", "child:set"),
 }
 BY_CLIENT = {"client:acquire": 1, "client:release": 1}
@@ -96,7 +96,9 @@ def every(places: dict[str, int]) -> list[str]:
     ]
 
 
-SWEEPS = every(dict.fromkeys(["main:sweep_lease", "main:zscan", "main:sweep"], SWEPT))
+SWEEPS = every(
+    dict.fromkeys(["main:sweep_lease", "main:zscan", "main:due_keys", "main:sweep"], SWEPT)
+)
 
 
 # Scenes
