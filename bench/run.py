@@ -28,7 +28,6 @@ from results import DEFAULT, Results, head, lines, misses
 from rich.console import Console
 from rich.table import Table
 from sending import sending
-from sweeps import sweeps
 from tasks import tasks
 from uncontended import uncontended
 from units import units
@@ -50,7 +49,6 @@ PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
         dues,
         rates,
         sending,
-        sweeps,
         far,
     )
 }
