@@ -152,25 +152,20 @@ class _Dispatcher:
             entry.done.release()
 
 
-def dispatch(
-    send: Callable[[], object], *, patience: float | None = None, subject: str = ""
-) -> Outcome:
+def begin(send: Callable[[], object], subject: str) -> Callable[[float | None], Outcome]:
     """
-    Call *send* in a thread and wait for it, for a moment at most. What it raises is logged.
+    Call *send* in a thread; return a function that waits for it. What *send* raises is logged.
 
     A call that is still queued when a sweep sends its task instead is dropped. While the broker
     hangs, at most `MOST` calls are queued.
 
     Args:
         send: What to call.
-        patience: Seconds to wait. None: `PATIENCE`, or 0 while the broker hangs.
         subject: The calls of one subject are made one after the other.
+
+    Returns:
+        A function of the seconds to wait. None: `PATIENCE`, or 0 while the broker hangs.
     """
-    return begin(send, subject)(patience)
-
-
-def begin(send: Callable[[], object], subject: str) -> Callable[[float | None], Outcome]:
-    """Call *send* in a thread; return a function that waits for it, see :func:`dispatch`."""
     dispatcher = _dispatcher.value
     hung, entry = dispatcher.hangs, dispatcher.begin(send, subject)
 

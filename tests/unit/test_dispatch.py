@@ -19,6 +19,10 @@ from celery_distlock.stores.values import ParkRequest, Sending, WokenTask
 from tests.waiting import wait_until
 
 
+def dispatch(send, *, patience=None, subject=""):
+    return dispatcher.begin(send, subject)(patience)
+
+
 @pytest.fixture(autouse=True)
 def _own_dispatcher():
     dispatcher._dispatcher.reset()
@@ -49,37 +53,37 @@ def test_it_is_sent_when_the_release_returns(monkeypatch):
 def test_a_broker_that_hangs_is_waited_for_once_and_not_by_later_requests(gate):
     begun = time.monotonic()
     for _ in range(100):
-        dispatcher.dispatch(lambda: gate.wait(60.0))
+        dispatch(lambda: gate.wait(60.0))
 
     assert time.monotonic() - begun < 5.0  # of the 25 that a hundred waits would take
 
 
 def test_when_it_goes_on_it_is_waited_for_again(monkeypatch, gate):
     sent = []
-    dispatcher.dispatch(lambda: gate.wait(60.0))
-    dispatcher.dispatch(lambda: sent.append(1))
+    dispatch(lambda: gate.wait(60.0))
+    dispatch(lambda: sent.append(1))
     assert not sent
     gate.set()
     wait_until(lambda: sent, what="what was behind it")
     wait_until(lambda: not dispatcher._dispatcher.value.hangs, what="that to be noted")
     monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
 
-    dispatcher.dispatch(lambda: sent.append(2))
+    dispatch(lambda: sent.append(2))
 
     assert sent == [1, 2]
 
 
 def test_what_a_sweep_has_found_meanwhile_is_not_sent_by_us(monkeypatch, gate):
     sent = []
-    dispatcher.dispatch(lambda: gate.wait(60.0))
+    dispatch(lambda: gate.wait(60.0))
     monkeypatch.setattr(dispatcher, "UNSENT", 0.0)
-    dispatcher.dispatch(lambda: sent.append(1))
+    dispatch(lambda: sent.append(1))
     gate.set()
     monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
     wait_until(lambda: not dispatcher._dispatcher.value.waiting, what="it to be left out")
     monkeypatch.setattr(dispatcher, "UNSENT", 60.0)
 
-    dispatcher.dispatch(lambda: sent.append(2), patience=60.0)
+    dispatch(lambda: sent.append(2), patience=60.0)
 
     assert 1 not in sent
 
@@ -88,30 +92,30 @@ def test_one_that_goes_wrong_keeps_no_other_from_being_sent(monkeypatch, caplog)
     monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
     sent = []
 
-    dispatcher.dispatch(sys.exit)
-    dispatcher.dispatch(lambda: sent.append(1))
+    dispatch(sys.exit)
+    dispatch(lambda: sent.append(1))
 
     assert sent == [1]
     assert "the next sweep sends it" in caplog.text
 
 
 def test_what_waits_while_a_broker_hangs_is_bounded(gate):
-    became = [dispatcher.dispatch(lambda: gate.wait(60.0)) for _ in range(dispatcher.MOST + 100)]
+    became = [dispatch(lambda: gate.wait(60.0)) for _ in range(dispatcher.MOST + 100)]
 
     assert dispatcher._dispatcher.value.waiting == dispatcher.MOST
     assert set(became[-50:]) == {dispatcher.Outcome.REFUSED}
 
 
 def test_what_a_sweep_has_found_is_not_kept_while_a_broker_hangs(monkeypatch, gate):
-    dispatcher.dispatch(lambda: gate.wait(60.0))
+    dispatch(lambda: gate.wait(60.0))
     message = threading.Event()
     kept = weakref.ref(message)
-    dispatcher.dispatch(message.set)
+    dispatch(message.set)
     del message
     assert kept() is not None
     monkeypatch.setattr(dispatcher, "UNSENT", 0.0)
 
-    dispatcher.dispatch(lambda: None)
+    dispatch(lambda: None)
 
     assert kept() is None
 
@@ -131,7 +135,7 @@ def test_calls_of_one_subject_are_made_in_their_order(gate):
     dispatcher.begin(lambda: gate.wait(60.0) and sent.append("first"), "key")
     last = dispatcher.begin(lambda: sent.append("second"), "key")
 
-    dispatcher.dispatch(lambda: sent.append("other"), patience=60.0, subject="other key")
+    dispatch(lambda: sent.append("other"), patience=60.0, subject="other key")
     gate.set()
 
     assert last(60.0) is dispatcher.Outcome.DONE
@@ -141,7 +145,7 @@ def test_calls_of_one_subject_are_made_in_their_order(gate):
 def test_a_near_server_needs_one_thread():
     before = threading.active_count()
     for number in range(20):
-        dispatcher.dispatch(lambda: None, patience=60.0, subject=f"key {number}")
+        dispatch(lambda: None, patience=60.0, subject=f"key {number}")
 
     assert threading.active_count() <= before + 1
 
@@ -167,7 +171,7 @@ assert not dispatcher._dispatcher.is_made  # a hub put in later would block in i
 put_in = threading.Lock
 threading.Lock = lambda: made.append(1) or put_in()
 made = []
-dispatcher.dispatch(lambda: None)
+dispatcher.begin(lambda: None, "")(None)
 assert made
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60.0)
@@ -175,14 +179,14 @@ assert made
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_sends_though_its_parents_broker_hangs(gate):
-    dispatcher.dispatch(lambda: gate.wait(60.0))
+    dispatch(lambda: gate.wait(60.0))
     ends = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         try:
-            dispatcher.dispatch(lambda: os.write(ends[1], b"sent"))
+            dispatch(lambda: os.write(ends[1], b"sent"))
             time.sleep(60.0)
         finally:
             os._exit(0)

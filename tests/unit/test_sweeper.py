@@ -71,7 +71,7 @@ def hanging(monkeypatch):
     yield store, gate
     gate.set()
     # What was held back is sent, and logged, before the next test begins.
-    assert dispatcher.dispatch(lambda: None, patience=60.0) is dispatcher.Outcome.DONE
+    assert dispatcher.begin(lambda: None, "")(60.0) is dispatcher.Outcome.DONE
 
 
 def test_a_turn_ends_when_the_broker_hangs_and_the_others_are_left_to_other_workers(hanging):

@@ -38,7 +38,7 @@ def held(store: Patience, lease: float) -> Hold:
 @pytest.mark.parametrize("watchdog", [True, False])
 def test_a_hold_is_warned_of_once_when_its_time_is_over(caplog, monkeypatch, watchdog):
     now = clock.monotonic()
-    monkeypatch.setattr(clock, "monotonic", lambda: now)  # on a busy machine much passes meanwhile
+    monkeypatch.setattr(clock, "monotonic", lambda: now)  # on a busy machine much time passes here
     store, dog = Patience(), Watchdog()
     terms = Terms(60.0, watchdog=watchdog, warn_held=10.0)
     hold = Hold(store, "k", terms, label="shop.reserve[id]")

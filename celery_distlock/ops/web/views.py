@@ -27,6 +27,7 @@ from celery_distlock.errors import (
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.ops.acts import MOST_TEXT, this_user
 from celery_distlock.ops.admin import Admin
+from celery_distlock.ops.cli.ranges import DAY
 from celery_distlock.ops.looks import CallInfo, WaiterInfo
 from celery_distlock.settings import closest
 from celery_distlock.stores.holders import Holder, HoldInfo
@@ -46,7 +47,6 @@ QUEUE_PAGE = 50  # waiters in one response
 MOST_CALLS = 20  # calls with an identity in one response
 FURTHEST = 10**9  # place in a queue
 LONGEST_BODY = 16_384  # bytes
-DAY = 86_400.0  # seconds
 
 
 class Views:

@@ -1,4 +1,4 @@
-"""The pages in Django's admin: what they show, and who may do what."""
+"""The pages in Django's admin: what they show, and what each permission allows."""
 
 from __future__ import annotations
 

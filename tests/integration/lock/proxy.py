@@ -95,7 +95,7 @@ class Proxy:
         self._listener.close()
 
     def _ended(self) -> bool:
-        """Shut all connections, also those that began meanwhile; return whether all have ended."""
+        """Shut all connections, new ones, too; return whether all have ended."""
         for each in [self._listener, *self._sockets]:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
