@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import redis
 
 from celery_distlock.testing import EmbeddedServer
-from tests.topologies import Cluster, Node, Sentinels
+from tests.topologies import Cluster, Masters, Node, Sentinels
 from tests.zookeeper_server import MISSING, ZooKeeperServer
 
 if TYPE_CHECKING:
@@ -144,6 +144,25 @@ class OfCluster(RedisPlace):
         self._servers.restore(master)
 
 
+class OfMasters(RedisPlace):
+    name = "redlock"
+
+    def _make(self) -> Masters:
+        return Masters(5, options=DURABLE)
+
+    @property
+    def _masters(self) -> Sequence[Node]:
+        return self._servers.servers
+
+    def _restart(self, choose: random.Random) -> None:
+        """Up to three of five die at once; with three, no key is granted until one is back."""
+        down = choose.sample(self._servers.servers, choose.randrange(1, 4))
+        for master in down:
+            master.kill()
+        for master in down:
+            master.start()
+
+
 class OfZooKeeper(Place):
     name = "zookeeper"
     missing = MISSING
@@ -161,5 +180,5 @@ class OfZooKeeper(Place):
 
 
 PLACES: dict[str, type[Place]] = {
-    place.name: place for place in (Server, UnderSentinels, OfCluster, OfZooKeeper)
+    place.name: place for place in (Server, UnderSentinels, OfCluster, OfMasters, OfZooKeeper)
 }
