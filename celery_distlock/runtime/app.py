@@ -250,8 +250,9 @@ class Runtime:
             self._settled = True
 
     def after_fork(self) -> None:
-        """Replace the mutex: in a child, no thread would release it."""
+        """Replace the mutexes: in a child, no thread would release them."""
         self._settling = threading.RLock()
+        self.relay.after_fork()
 
     def declare(self, task: type[Any], name: str) -> None:
         """

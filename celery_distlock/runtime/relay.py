@@ -3,8 +3,10 @@ Sends a woken task straight to a worker, ahead of what waits in the broker's que
 
 Its key is reserved and idle until it runs. So it is pushed to the delivery channel of a live worker
 that consumes its broker queue. A task that releases a key pushes to its own worker, where a slot is
-about to be free. Other processes (web code, sweeps) push to a worker with free slots, and so does a
-task whose own worker does not accept it. If no worker accepts it, it is sent by the broker.
+about to be free. A worker's main process (sweeps, keys that time opens) pushes to its own worker if
+that has free slots: it knows the task, which others may not during a deploy. Other processes push
+to a worker with free slots, and so does one whose own worker does not accept it. If no worker
+accepts it, it is sent by the broker.
 
 A call that was sent through the store has not waited in the broker's queue. Where no slot is free
 for it, it waits there now: thousands may be due at once, and workers fetch only what they can run.
@@ -13,6 +15,7 @@ for it, it waits there now: thousands may be due at once, and workers fetch only
 import collections
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -36,7 +39,7 @@ MOST_TRIED = 3  # delivery channels that turn out to be closed, before the broke
 REMEMBERED = 1.0  # seconds for which the workers of a queue are not looked up again
 COUNTED_FOR = 2.5  # seconds until a worker's free slots, as remembered, reflect a push
 
-_Asked: TypeAlias = tuple[tuple[str, ...], str]  # broker queues, and the own address
+_Asked: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]  # broker queues, own addresses
 
 
 class Relay:
@@ -47,9 +50,16 @@ class Relay:
         self._store = store
         # Delivery channel of the worker whose task this process runs, or ran last.
         self.own_address = ""
+        # Delivery channel of the worker whose main process this is.
+        self.main_address = ""
         self._pushed: collections.deque[tuple[float, str]] = collections.deque()  # when, and where
-        # By queues and own address: the workers found, and until when they are remembered.
+        # By queues and own addresses: the workers found, and until when they are remembered.
         self._found: dict[_Asked, tuple[list[PeerChannel], float]] = {}
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Replace the mutexes: in a child, no thread would release them."""
+        self._mutex, self._finding = threading.Lock(), threading.Lock()
 
     def push(self, woken: WokenTask, message: Mapping[str, Any]) -> bool:
         """
@@ -60,14 +70,15 @@ class Relay:
             message: Its envelope, decoded and checked.
         """
         queues = queue_names(self._app, message["exchange"], message["routing_key"])
-        asked = tuple(queues), self.own_address
+        near = dict.fromkeys(filter(None, (self.own_address, self.main_address)))
+        asked = tuple(queues), tuple(near)
         is_call = LockHeader.of(message["headers"]).sent
         try:
             store = QueueStore.of(self._store())
-            remembered = self._remembered(asked)
-            if remembered and self._push_to(remembered, woken, store, is_call=is_call):
+            peers = self._remembered(asked)
+            if peers and self._push_to(peers, woken, store, is_call=is_call):
                 return True
-            return self._push_to(self._find(asked, store), woken, store, is_call=is_call)
+            return self._push_to(self._find(asked, store, peers), woken, store, is_call=is_call)
         except StoreError as error:
             words = "the task woken at %r is sent by the broker, not straight to a worker: %s"
             logger.debug(words, shown(key_of(woken.name)), error)
@@ -77,32 +88,45 @@ class Relay:
         peers, until = self._found.get(asked, ([], 0.0))
         return peers if clock.monotonic() < until else []
 
-    def _find(self, asked: _Asked, store: QueueStore) -> list[PeerChannel]:
-        queues, own = asked
-        peers, now = store.channels.find_channels(queues, [own] if own else []), clock.monotonic()
-        others = {each: found for each, found in self._found.items() if found[1] > now}
-        self._found = {**others, asked: (peers, now + REMEMBERED)}
+    def _find(
+        self, asked: _Asked, store: QueueStore, refused: list[PeerChannel]
+    ) -> list[PeerChannel]:
+        """Look up the workers, unless a thread just did; *refused* did not accept the task."""
+        with self._finding:
+            peers = self._remembered(asked)
+            if not peers or peers is refused:
+                peers, now = store.channels.find_channels(*asked), clock.monotonic()
+                others = {each: found for each, found in self._found.items() if found[1] > now}
+                self._found = {**others, asked: (peers, now + REMEMBERED)}
         return peers
 
     def _push_to(
         self, peers: list[PeerChannel], woken: WokenTask, store: QueueStore, *, is_call: bool
     ) -> bool:
         """Push to one of *peers*: this process's own worker if it is there, else by room."""
-        own = self.own_address
-        peers = sorted(by_room(peers), key=lambda peer: peer.address != own)
+        main = self.main_address
+        peers = sorted(by_room(peers), key=self._distance)
         if is_call:
+            own = self.own_address
             peers = [each for each in peers if each.address == own or self._has_room(each)]
         addresses = [peer.address for peer in peers[:MOST_TRIED]]
         is_pushed = store.channels.push(woken, addresses)
-        if is_pushed and is_call:
-            self._pushed.append((clock.monotonic(), addresses[0]))
+        if is_pushed and (is_call or addresses[0] == main):
+            with self._mutex:
+                self._pushed.append((clock.monotonic(), addresses[0]))
         return is_pushed
+
+    def _distance(self, peer: PeerChannel) -> int:
+        if peer.address == self.own_address:
+            return 0
+        return 1 if peer.address == self.main_address and self._has_room(peer) else 2
 
     def _has_room(self, peer: PeerChannel) -> bool:
         """Whether *peer* has more free slots than tasks that this process just pushed to it."""
-        while self._pushed and clock.monotonic() > self._pushed[0][0] + COUNTED_FOR:
-            self._pushed.popleft()
-        return peer.free > sum(address == peer.address for _, address in self._pushed)
+        with self._mutex:
+            while self._pushed and clock.monotonic() > self._pushed[0][0] + COUNTED_FOR:
+                self._pushed.popleft()
+            return peer.free > sum(address == peer.address for _, address in self._pushed)
 
 
 def by_room(peers: Iterable[PeerChannel]) -> list[PeerChannel]:

@@ -76,7 +76,7 @@ class DeliveryStep(bootsteps.StartStopStep):
         # tasks with an ETA.
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
         self._channel = store.channels.open_channel(functools.partial(self._receive, parent, calls))
-        self._runtime.delivery_address = self._channel.address
+        self._runtime.delivery_address = self._runtime.relay.main_address = self._channel.address
         self._runtime.drop_reserved = self._ack_worker.forget_all
         self._registration = Registration(parent, store, self._channel.address)
         self._runtime.delivery_queues = self._registration.queues
@@ -84,7 +84,8 @@ class DeliveryStep(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """Close the channel: tasks woken later go to other workers, or to the broker."""
-        self._runtime.delivery_address, self._runtime.delivery_queues = "", ()
+        self._runtime.delivery_address = self._runtime.relay.main_address = ""
+        self._runtime.delivery_queues = ()
         self._runtime.drop_reserved = self._runtime.fetched = None
         for part in (self._registration, self._channel, self._calls, self._ack_worker):
             if part is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -83,6 +85,27 @@ def test_its_own_worker_has_it_first_though_it_is_full(store, relay, staff):
     wait_until(lambda: came, what="the push")
 
 
+def test_the_worker_of_a_main_process_has_what_that_wakes_while_it_has_room(store, relay, staff):
+    own, came = staff(free=2)
+    _, others = staff(free=1_000_000)
+    relay.main_address = own
+
+    for number in range(5):
+        assert relay.push(wake(store, f"run {number}"), MESSAGE)
+
+    wait_until(lambda: len(came) + len(others) == 5, what="the pushes")
+    assert [woken.run for woken in came] == ["run 0", "run 1"]
+
+
+def test_the_full_worker_of_a_main_process_leaves_what_that_wakes_to_another(store, relay, staff):
+    relay.main_address, _ = staff(free=0)
+    _, came = staff()
+
+    assert relay.push(wake(store), MESSAGE)
+
+    wait_until(lambda: came, what="the push")
+
+
 def test_its_own_worker_does_not_have_it_if_it_does_not_consume_the_queue(store, relay, staff):
     own, _ = staff(queue="other")
     _, came = staff()
@@ -110,6 +133,28 @@ def test_each_push_is_one_request_while_the_workers_are_remembered(store, relay,
 
         assert len(requests) == 1
     wait_until(lambda: len(came) == 4, what="the pushes")
+
+
+def test_workers_are_looked_up_once_for_all_threads(store, relay, staff, requests, monkeypatch):
+    _, came = staff(free=8)
+    woken = [wake(store, f"run {number}") for number in range(8)]
+    remembered, all_know_none = relay._remembered, threading.Barrier(8)
+    seen = threading.local()
+
+    def wait_at_first(asked):
+        peers = remembered(asked)
+        if not hasattr(seen, "peers"):
+            seen.peers = peers
+            all_know_none.wait(30.0)
+        return peers
+
+    monkeypatch.setattr(relay, "_remembered", wait_at_first)
+    requests.clear()
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda each: relay.push(each, MESSAGE), woken))
+
+    assert len(requests) == 8 + 1
+    wait_until(lambda: len(came) == 8, what="the pushes")
 
 
 def test_a_remembered_worker_that_is_gone_is_replaced_by_another(store, relay, staff):
