@@ -66,6 +66,8 @@ _COUNTERS = {
     "parked": "Tasks that were parked.",
     "woken": "Parked tasks that were granted their key.",
     "dropped": "Parked tasks that an operator dropped.",
+    "joined": "Calls that were not sent: they joined an equal task that was pending.",
+    "updated": "Calls that were not sent: a pending task has their arguments now.",
 }
 _TASKLESS = {
     "freed": "Keys that were freed by an operator, or because a holder's process was gone.",

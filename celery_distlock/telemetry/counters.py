@@ -30,6 +30,8 @@ _COUNTED = {
     "task_parked": "parked",
     "task_woken": "woken",
     "task_dropped": "dropped",
+    "task_joined": "joined",
+    "task_updated": "updated",
     "swept": "swept",
 }
 _TIMED = {

@@ -32,6 +32,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import ALONE, Limit, Want
 from celery_distlock.telemetry import counters
+from celery_distlock.telemetry.observer import flush
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -138,6 +139,21 @@ def test_calls_that_come_later_are_added_up(site, key):
         for waiter in site.store.calls.delayed(f"{key}:{number}"):
             site.store.parking.cancel(f"{key}:{number}", waiter.run)
     assert later() == 0
+
+
+@pytest.mark.parametrize(("rule", "name"), [("started", "joined"), ("update", "updated")])
+def test_calls_that_are_not_sent_are_counted(site, key, rule, name):
+    task, other = site.tasks.work_once[rule], {"joined": "updated", "updated": "joined"}[name]
+
+    def total(which):
+        flush()
+        return read(site.app).get((f"distlock_{which}_total", task.name, None), 0)
+
+    before = total(name), total(other)
+    with site.held(key):
+        results = [task.delay(key, 1) for _ in range(3)]
+        assert (total(name), total(other)) == (before[0] + 2, before[1])
+    results[0].get(timeout=30)
 
 
 def test_each_of_several_holders_counts_for_its_task(site, key):
