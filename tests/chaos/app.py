@@ -11,6 +11,8 @@ import os
 import time
 from typing import Any
 
+from celery.signals import task_failure
+
 from celery_distlock import Key, LockedTask, clock, install, policies
 from celery_distlock.engine.hold import believed
 from celery_distlock.errors import LockLostError
@@ -90,6 +92,14 @@ def hold_for(task: Any, seconds: float) -> None:
         now = clock.monotonic()
         for hold in holds:
             notes.write(owner=hold.owner, end=min(now, hold.valid_until), ended=ended)
+
+
+if not PARKS:  # a lost lock ends a task there, perhaps before its body has noted anything
+
+    @task_failure.connect(weak=False)
+    def note_loss(task_id: str, exception: BaseException, **_: Any) -> None:
+        if isinstance(exception, LockLostError):
+            notes.write(failed=task_id)
 
 
 if PARKS:

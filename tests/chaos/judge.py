@@ -76,7 +76,7 @@ class History:
     Attributes:
         sent: The ids of the tasks.
         dropped: Those of them that the broker's driver lost, see `broker`.
-        final: The outcomes after which a task is not expected to run again.
+        failed: Tasks that ended without another run, where a lost lock ends a task.
         calls: Those that went through the store.
     """
 
@@ -85,14 +85,14 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     dropped: set[str] = field(default_factory=set)
-    final: frozenset[str] = frozenset({"done"})
+    failed: set[str] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     sent_at: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def missing(self) -> set[str]:
         """Tasks that have not run to an end."""
-        return self.sent - {run.id for run in self.runs if run.outcome in self.final}
+        return self.sent - self.failed - {run.id for run in self.runs if run.outcome == "done"}
 
 
 class Standstill(NamedTuple):

@@ -66,8 +66,8 @@ class Notebook:
         self._mutex = threading.Lock()
         self._begun: dict[str, dict[str, Any]] = {}
         self._ended: dict[str, dict[str, Any]] = {}
-        self.final = frozenset({"done"})
-        self.finished: set[str] = set()  # tasks that have run to a final outcome
+        self.finished: set[str] = set()  # tasks that have run to an end, or failed
+        self.failed: set[str] = set()
         self.calls: list[Call] = []
 
     def refresh(self) -> None:
@@ -81,8 +81,12 @@ class Notebook:
                 if "call" in note:
                     self.calls.append(Call(note.pop("call"), **note))
                     continue
+                if "failed" in note:
+                    self.failed.add(note["failed"])
+                    self.finished.add(note["failed"])
+                    continue
                 (self._ended if "end" in note else self._begun)[note["owner"]] = note
-                if note.get("ended") in self.final:
+                if note.get("ended") == "done":
                     self.finished.add(self._begun[note["owner"]]["id"])
 
     def runs(self, deaths: dict[int, float]) -> Iterator[Run]:
@@ -159,8 +163,6 @@ class Stage:
         self._calls = ["sent", "once", "newest"] if self._parks else []
         self._rated = ["rated"] if self._parks else []
         self._caller = Caller(self._folder) if self._calls else None
-        if not self._parks:  # a task whose lock is lost fails there, and is not requeued
-            self.notebook.final = frozenset({"done", "lost"})
         for _ in range(WORKERS):
             self._start_worker()
         for worker in self._workers:
@@ -242,7 +244,7 @@ class Stage:
             [run for run in runs if run.id not in plain],
             self._faults,
             self._looks,
-            final=self.notebook.final,
+            failed=self.notebook.failed,
             calls=self.notebook.calls,
             sent_at={task: sent.at for task, sent in self._sent.items()},
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import datetime
 
 import pytest
 
@@ -61,6 +61,12 @@ def test_a_task_that_did_not_run_is_lost():
 
 def test_a_task_that_lost_its_lock_and_did_not_run_again_is_lost():
     assert judge(history(run("a", 1, 2, outcome="lost"))).lost == ["a"]
+
+
+def test_a_task_whose_lost_lock_ended_it_is_not_lost():
+    told = history(run("a", 1, 2, outcome="lost"), failed={"a"})
+
+    assert judge(told).broken() == []
 
 
 def test_what_the_broker_lost_is_counted_apart():
@@ -190,8 +196,9 @@ class TestBroker:
 
     @staticmethod
     def line(ago: float, words: str) -> str:
-        when = time.localtime(time.time() - ago)
-        return f"[{time.strftime('%Y-%m-%d %H:%M:%S', when)},000: INFO/MainProcess] {words}\n"
+        when = datetime.datetime.now().astimezone() - datetime.timedelta(seconds=ago)
+        at = f"{when:%Y-%m-%d %H:%M:%S},{when.microsecond // 1000:03}"
+        return f"[{at}: INFO/MainProcess] {words}\n"
 
     def test_a_task_that_was_never_received_and_was_sent_just_before_a_kill(self):
         missing = {"a": clock.monotonic() - 11, "b": clock.monotonic() - 30}
