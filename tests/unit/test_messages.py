@@ -39,6 +39,17 @@ def sealed(request: Context) -> dict[str, Any]:
     return headers
 
 
+def test_a_message_of_sqs_keeps_its_group_and_nothing_that_would_drop_or_delay_it():
+    request = request_of({"id": "1", "task": "work"})
+    of_one_sending = {"MessageDeduplicationId": "order-7", "DelaySeconds": 30}
+    request.properties |= {"MessageGroupId": "tenant-7", **of_one_sending}
+
+    properties = json.loads(seal(request, LockHeader()))["properties"]
+
+    assert properties["MessageGroupId"] == "tenant-7"
+    assert not properties.keys() & of_one_sending.keys()
+
+
 @pytest.mark.parametrize("put", [object(), "text"])
 def test_headers_are_sealed_as_they_came_whatever_is_put_into_the_request(put):
     headers = {"id": "1", "task": "work", "_trace": "of-7", "headers": {"ids": [1]}}

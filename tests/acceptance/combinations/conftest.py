@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,6 +90,25 @@ def sqs() -> Iterator[Broker]:
         _, port = server.get_host_and_port()
         yield f"sqs://key:secret@127.0.0.1:{port}", at_once
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def pgmq() -> Iterator[Broker]:
+    """A PostgreSQL of the tests' own, with PGMQ's SQL and without its extension."""
+    pytest.importorskip("kombu.transport.pgmq", reason="kombu has this broker since 5.7")
+    package = pytest.importorskip("pgmq")
+    from tests import postgresql
+
+    if not (postgresql.SERVER and postgresql.INITDB):
+        wanted = os.environ.get("DISTLOCK_TEST_POSTGRESQL") == "require"
+        reason = "there is no PostgreSQL here (Debian's package postgresql)"
+        (pytest.fail if wanted else pytest.skip)(reason)
+    with postgresql.PostgresServer() as server:
+        with server.connect() as connection:
+            package.install_pgmq_from_sql(conn=connection)
+        # Asks often, and is answered at once: kombu would wait for a second between two polls.
+        at_once = {"init_extension": False, "wait_time_seconds": 0, "polling_interval": 0.05}
+        yield f"pgmq://postgres:any@127.0.0.1:{server.port}/postgres", at_once
 
 
 def _url(request: pytest.FixtureRequest, store: str) -> str:

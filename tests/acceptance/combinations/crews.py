@@ -67,6 +67,7 @@ CREWS = {
         {**LATE, "worker_enable_remote_control": False, "task_default_queue": "in-order.fifo"},
         broker="sqs",
     ),
+    "PGMQ": Crew(one(), broker="pgmq"),
     "memory": Crew(one(pool="threads"), store="memory://"),
     "sentinels": Crew(one(), store="shared_sentinels"),
     "replicas": Crew(one(), {"distlock_replicas": 1}, store="shared_replicated"),

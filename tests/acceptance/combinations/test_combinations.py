@@ -55,6 +55,10 @@ def soon(number: int) -> dict[str, Any]:
     return {"countdown": 0.3}
 
 
+def through_the_store(number: int) -> dict[str, Any]:
+    return {"lock_via": "store"}
+
+
 def some_first(number: int) -> dict[str, Any]:
     return {"priority": number % 10}
 
@@ -124,6 +128,9 @@ COMBINATIONS = {
         in_order=False,
         options=one_of_a_kind,
     ),
+    "PGMQ": Combination("PGMQ", limit=60.0, in_order=False),
+    "PGMQ, retry": Combination("PGMQ", ["retried"], count=20, limit=60.0, in_order=False),
+    "PGMQ, through the store": Combination("PGMQ", limit=60.0, options=through_the_store),
     "memory": Combination("memory"),
     "sentinels": Combination("sentinels"),
     "replicas": Combination("replicas"),
