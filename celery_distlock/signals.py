@@ -4,8 +4,9 @@ Signals about locks and parked tasks, for your own receivers.
 Connect to them as to Celery's signals. The sender is the task, or the
 :class:`~celery_distlock.Lock`; every signal has the keyword argument ``key``. Signals are sent from
 the code that causes them. Those of the watchdog, renewals and most losses, are sent from a separate
-thread, so that they may arrive after the release. A receiver that raises is logged and otherwise
-ignored; one that hangs delays the watchdog's signals, which are dropped once 10,000 wait.
+thread, so that they may arrive after the release; the loss of a task's lock with the task's context
+variables. A receiver that raises is logged and otherwise ignored; one that hangs delays the
+watchdog's signals, which are dropped once 10,000 wait.
 
 ==================  ============================================================================
 signal              further arguments

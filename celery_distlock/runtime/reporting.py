@@ -1,5 +1,6 @@
 """Reports about locked tasks: log lines, signals, and states in the result backend."""
 
+import contextvars
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +33,7 @@ class Report:
         self._task = task
         self._store = store
         self._task_id = str(task_id or "")
+        self._context = contextvars.copy_context()
         self.name = f"{task.name}[{task_id}]" if task_id else str(task.name)
 
     def info(self, words: str, **facts: Any) -> None:
@@ -60,9 +62,19 @@ class Report:
     def event(self, name: str, **facts: Any) -> None:
         """Send the signal *name* with *facts*, and log it: a loss as an error, others at debug."""
         if name == "lock_lost":
-            self.error("lost its lock {key!r} (token {token}): {reason}", **facts)
-        elif logger.isEnabledFor(logging.DEBUG) and name in _DEBUG_LINES:
+            # A thread reports it that may have inherited the context of another task; a tracer
+            # would ascribe the loss to that one.
+            self._context.copy().run(self._lost, facts)
+            return
+        if logger.isEnabledFor(logging.DEBUG) and name in _DEBUG_LINES:
             self._log(logging.DEBUG, _DEBUG_LINES[name], facts)
+        self._send(name, facts)
+
+    def _lost(self, facts: dict[str, Any]) -> None:
+        self.error("lost its lock {key!r} (token {token}): {reason}", **facts)
+        self._send("lock_lost", facts)
+
+    def _send(self, name: str, facts: dict[str, Any]) -> None:
         signals.send(name, self._task, self._store, task_id=self._task_id, **facts)
 
     def conflict(self, headers: Mapping[str, Any], key: str, reply: Reply) -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import logging
+from contextvars import ContextVar
+from threading import Thread
+
 import pytest
 
 from celery_distlock.errors import LockConflictError, LockLostError
@@ -73,6 +77,34 @@ def test_a_log_line_of_a_long_key_is_short(caplog):
     (record,) = (record for record in caplog.records if hasattr(record, "lock_key"))
     assert len(record.getMessage()) < 600
     assert len(record.lock_key) == SHOWN_LENGTH
+
+
+def test_a_loss_that_another_thread_reports_is_logged_in_the_context_of_the_task():
+    class Task:
+        name = "shop.reserve"
+
+    class Seen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append((trace.get(), record.getMessage()))
+
+    trace: ContextVar[str] = ContextVar("trace", default="of the thread")
+    seen: list[tuple[str, str]] = []
+    logger, handler = logging.getLogger("celery_distlock.tasks"), Seen()
+    before = trace.set("of the task")
+    report = Report(Task(), "id", open_store("memory://"))
+    trace.reset(before)
+    logger.addHandler(handler)
+    try:
+        facts = {"key": "k", "token": 7, "reason": "it is gone"}
+        thread = Thread(target=report.event, args=("lock_lost",), kwargs=facts)
+        thread.start()
+        thread.join()
+    finally:
+        logger.removeHandler(handler)
+
+    assert seen == [
+        ("of the task", "Task shop.reserve[id] lost its lock 'k' (token 7): it is gone")
+    ]
 
 
 def test_a_task_that_is_parked_behind_one_without_the_key_yet_says_so(caplog):
