@@ -195,9 +195,10 @@ $(READY): pyproject.toml
 
 # ddtrace has no wheel for Python 3.15 yet.
 $(TRACERS): | $(READY)
-	@echo "Installing sentry-sdk and ddtrace into $(@D), where no other test sees them (once)"
+	@echo "Installing tracers into $(@D), where no other test sees them (once)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade --only-binary ddtrace \
-	  --target $(@D) sentry-sdk 'ddtrace; python_version < "3.15"'
+	  --target $(@D) opentelemetry-instrumentation-celery opentelemetry-sdk sentry-sdk \
+	  'ddtrace; python_version < "3.15"'
 	@touch $@
 
 # What cannot be installed is left out of the comparison, which says so.

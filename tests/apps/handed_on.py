@@ -78,6 +78,11 @@ def declare(name: str, **options: Any) -> Any:
 plain = app.task(bind=True, name="plain", shared=False)(work)
 locked = declare("locked", lock_on_failure="requeue", lock_max_requeues=1)
 unique = declare("unique", lock_unique="finished")
+skipped = declare("skipped", lock_on_conflict="skip")
+refused = declare("refused", lock_on_conflict="fail")
+reported = declare("reported", lock_on_conflict="fail")
+reported.throws = ()
+losing = declare("losing", lock_lease=12.0)
 resent = declare("resent", lock_on_conflict=policies.Retry(delay=0.2, factor=1.0, turns=False))
 updating = declare("updating", lock_unique=Unique("started", duplicate="update"))
 CHILDREN = {task.name: task for task in (plain, locked, unique)}
