@@ -7,6 +7,7 @@ Every error that this package raises.
     ├── ConfigurationError        a task, a setting or a URL is declared wrongly
     ├── LockError
     │   ├── LockConflictError     the key has another holder           .key .holder .remaining .wait
+    │   │   └── QueueFullError    its queue is full                    .max_waiting
     │   ├── LockKeyError          this call's key could not be made    .task
     │   ├── LockLostError         we held the key and no longer do     .key .token
     │   └── LockNotOwnedError     released by a non-holder (also a RuntimeError)
@@ -31,6 +32,7 @@ __all__ = [
     "LockKeyError",
     "LockLostError",
     "LockNotOwnedError",
+    "QueueFullError",
     "QuorumError",
     "StoreError",
     "StoreUnavailableError",
@@ -102,6 +104,26 @@ class LockConflictError(LockError):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"  # which is in Celery's log lines
+
+
+class QueueFullError(LockConflictError):
+    """
+    As many requests wait for the key as ``policies.Requeue(max_waiting=…)`` allows.
+
+    Attributes:
+        max_waiting: That number.
+    """
+
+    def __init__(
+        self, key: str = "", holder: str = "", remaining: float = 0.0, max_waiting: int = 0
+    ) -> None:
+        super().__init__(key, holder, remaining)
+        self.args = (key, holder, remaining, max_waiting)
+        self.max_waiting = max_waiting
+
+    def __str__(self) -> str:
+        held = f"; it {taken_by(self.holder)}" if self.holder else ""
+        return f"the queue of lock {shown(self.key)!r} is full, {self.max_waiting} wait{held}"
 
 
 class DuplicateTaskError(LockError):

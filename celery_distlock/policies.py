@@ -31,6 +31,7 @@ __all__ = [
 
 
 MAX_FACTOR = 1000.0
+MOST_WAITING = 10**9
 FIRST_SHARE = 0.05  # of `Retry.delay`: the first delay for a holder that is late
 
 
@@ -45,17 +46,27 @@ class Conflict:
         remaining: Seconds that the holder's lease has left unless it is renewed.
         attempts: How often this task has been sent again by countdown because of a conflict, not
             because of an outage of the store.
+        full: It was not parked, because as many wait for the key as `Park.max_waiting` allows.
     """
 
     key: str
     holder: str
     remaining: float
     attempts: int
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Keep the task in the key's queue; it is sent when the key is free."""
+    """
+    Keep the task in the key's queue; it is sent when the key is free.
+
+    Attributes:
+        max_waiting: If as many wait for the key, the policy decides again, with `Conflict.full`; if
+            it decides to park then, the task is parked. None: any number may wait.
+    """
+
+    max_waiting: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +115,56 @@ class Policy(ABC):
         """Decide what happens to the task."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Requeue(Policy):
-    """Park the task; it is sent again, first come first served, when the key is free."""
+    """
+    Park the task; it is sent again, first come first served, when the key is free.
+
+    Args:
+        max_waiting: How many may wait for the key, counting parked tasks and blocked callers. A
+            call beyond that raises :exc:`~celery_distlock.errors.QueueFullError`, if it goes
+            through the store and *then* is ``"fail"``; otherwise *then* applies where the task
+            runs. Tasks that a chord, a group, a chain or a link waits for are let in, and so are
+            retries. Only for tasks of one key. None: any number.
+        then: What happens to a task that is not let in: a policy or its name; neither ``"requeue"``
+            nor ``"wait"``.
+    """
+
+    max_waiting: int | None = None
+    then: "Policy | str" = "fail"
 
     needs = frozenset({Ability.QUEUE})
 
+    def __post_init__(self) -> None:
+        then = resolve("Requeue(then)", self.then)
+        if isinstance(then, Requeue | Wait):
+            raise ConfigurationError(
+                f"Requeue(then) cannot be {self.then!r}: the task would wait again; write 'fail',"
+                " 'skip' or 'retry'"
+            )
+        object.__setattr__(self, "then", then)
+        if self.max_waiting is None:
+            if then != Fail():
+                raise ConfigurationError(
+                    f"Requeue(then={self.then!r}) has no effect without max_waiting"
+                )
+            return
+        if type(self.max_waiting) is not int or not 1 <= self.max_waiting <= MOST_WAITING:
+            raise ConfigurationError(
+                f"Requeue(max_waiting) must be a whole number from 1 to {MOST_WAITING}, not"
+                f" {self.max_waiting!r}"
+            )
+
+    def __repr__(self) -> str:
+        then = None if self.then == Fail() else self.then
+        given = {"max_waiting": self.max_waiting, "then": then}
+        terms = (f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return f"Requeue({', '.join(terms)})"
+
     def decide(self, conflict: Conflict) -> Decision:
-        return Park()
+        if conflict.full:
+            return resolve("Requeue(then)", self.then).decide(conflict)
+        return Park(self.max_waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +311,16 @@ def may_refuse(policy: Policy) -> bool:
     """Whether a conflict may fail the task under *policy*; assumed true of custom policies."""
     if isinstance(policy, Wait):
         return may_refuse(resolve("Wait(then)", policy.then))
+    if isinstance(policy, Requeue) and policy.max_waiting:
+        return may_refuse(resolve("Requeue(then)", policy.then))
     return not isinstance(policy, Requeue | Retry | Skip)
+
+
+def max_waiting(policy: Policy) -> int:
+    """Return the `max_waiting` of a policy that may park; 0: any number may wait."""
+    if isinstance(policy, Wait):
+        return max_waiting(resolve("Wait(then)", policy.then))
+    return (policy.max_waiting or 0) if isinstance(policy, Requeue) else 0
 
 
 def _check_number(where: str, value: Any, low: float, high: float) -> None:

@@ -21,10 +21,19 @@ from celery_distlock.unique import NOTHING, CallRule, Debounce
 
 from .current import Task
 from .invocation import Invocation
+from .message_facts import is_waited_for
 from .messages import seconds_left
 from .store_producer import Call, ChangedError
 
-__all__ = ["OBLIGING", "answer_second_call", "is_over", "send_once", "terms_of", "with_joined"]
+__all__ = [
+    "HANGING",
+    "OBLIGING",
+    "answer_second_call",
+    "is_over",
+    "send_once",
+    "terms_of",
+    "with_joined",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -185,8 +194,8 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
     judged = before or request.retries  # the call that it retries was checked
     if rule is None or identity is None or judged or not invocation.has_message:
         return None
-    if rule.duplicate == "update" or _is_waited_for(request):  # it may have the newest arguments
-        return None
+    if rule.duplicate == "update" or is_waited_for(request.__dict__):
+        return None  # it may have the newest arguments
     name = identity.of(request.args or (), request.kwargs or {}, invocation.receive)
     bearer = QueueStore.of(invocation.store).calls.peek(key.template, name)
     if bearer is None or task_id_of(bearer.run) == request.id or is_over(bearer, rule):
@@ -200,9 +209,3 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
     backend: Any = task.backend
     backend.mark_as_revoked(request.id, why, request=request, store_result=not ignored)
     raise Ignore(why)
-
-
-def _is_waited_for(request: Any) -> bool:
-    """Whether a canvas (chain, group, chord, link) depends on this very message."""
-    hangs_on_it = request.chord, request.group, request.chain, request.callbacks, request.errbacks
-    return any(hangs_on_it)

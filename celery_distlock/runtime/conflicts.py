@@ -5,7 +5,7 @@ from typing import Any
 from celery.app.autoretry import add_autoretry_behaviour
 
 from celery_distlock import clock, policies
-from celery_distlock.errors import LockConflictError, StoreError
+from celery_distlock.errors import LockConflictError, QueueFullError, StoreError
 from celery_distlock.policies import Conflict, Decision
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import Reply, Status
@@ -82,19 +82,22 @@ class Conflicts:
             self._requeueing.leave_reservations(mark=True)
             self._requeueing.drop_parked()
 
-    def decide(self, key: str, reply: Reply) -> Decision:
+    def decide(self, key: str, reply: Reply, full_at: int | None = None) -> Decision:
         """
         Return the policy's decision.
+
+        *full_at*: It has decided to park the task, and that many wait.
 
         Raises:
             LockConflictError: The policy refuses, or there is no message to send again.
         """
         invocation, policy = self._invocation, self._invocation.plan.policy
-        self._report.conflict(invocation.request.__dict__, key, reply)
+        if full_at is None:
+            self._report.conflict(invocation.request.__dict__, key, reply)
         if invocation.is_second_delivery(reply):
             return self._defer(key, reply)
         attempts = invocation.header.attempts
-        conflict = Conflict(key, reply.holder, reply.remaining, attempts)
+        conflict = Conflict(key, reply.holder, reply.remaining, attempts, full_at is not None)
         decision = policy.decide(conflict)
         is_final = isinstance(decision, policies.Refuse | policies.Answer)
         if is_final and invocation.is_held_by_an_earlier_attempt(key, reply):
@@ -102,6 +105,8 @@ class Conflicts:
         if isinstance(decision, policies.Refuse) or (
             not invocation.has_message and not isinstance(decision, policies.Answer)
         ):
+            if full_at is not None:
+                raise QueueFullError(key, reply.holder, reply.remaining, full_at)
             raise LockConflictError(key, reply.holder, reply.remaining, reply.wait)
         if isinstance(decision, policies.Answer):
             self._report.conflict_ended("skipped", key, reply)

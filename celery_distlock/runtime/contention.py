@@ -22,6 +22,7 @@ from celery_distlock.stores.values import Reply, Status
 from .call_rules import answer_second_call
 from .conflicts import Conflicts
 from .invocation import Invocation
+from .plans import ensure_one_queue
 from .requeueing import Postponed, Requeueing
 
 __all__ = ["Contention"]
@@ -63,6 +64,8 @@ class Contention:
     def take_together(self) -> Decision | None:
         """Upgrade what was entered; acquire what is missing in one step, where that is possible."""
         invocation = self._invocation
+        where = f"task {invocation.task.name}"
+        ensure_one_queue(where, invocation.plan.policy, len(invocation.keys), "returned")
         if invocation.entered and (refusal := self._upgrade_entered()) is not None:
             return refusal
         if len(invocation.missing) > 1 and self._take_at_once(invocation.missing):
@@ -135,7 +138,12 @@ class Contention:
                 if reply.status is Status.RESERVED:
                     return None  # all keys are reserved for it, and acquired next
             else:
-                hold, reply = self._park(key, reply)
+                hold, reply = self._park(key, reply, decision.max_waiting)
+                if reply.status is Status.FULL:
+                    decision = self._conflicts.decide(key.template, reply, decision.max_waiting)
+                    if not isinstance(decision, policies.Park):
+                        return decision
+                    hold, reply = self._park(key, reply)
         if hold is None:
             invocation.missing.remove(key)
             return None
@@ -192,14 +200,17 @@ class Contention:
         )
         return self._acquire(key, timeout=None)
 
-    def _park(self, key: Key, reply: Reply) -> tuple[Hold | None, Reply]:
-        request = self._requeueing.park_request(slot_name(key.template))
+    def _park(
+        self, key: Key, reply: Reply, max_waiting: int | None = None
+    ) -> tuple[Hold | None, Reply]:
+        name = slot_name(key.template)
+        request = self._requeueing.park_request(name, max_waiting=max_waiting)
         if not self._invocation.is_second_delivery(reply):
             # Before it is parked: after that it may run and end elsewhere before we write.
             self._invocation.states.parked(key.template, reply.holder, reply.place)
         self._invocation.asked_to_park = True
         hold, parked = self._acquire(key, reply.arrival, park=request)
-        self._requeueing.leave_reservations(slot_name(key.template))
+        self._requeueing.leave_reservations(name)
         return hold, parked
 
     def _park_at_all(self, key: Key, reply: Reply) -> tuple[Key, Reply]:

@@ -28,6 +28,8 @@ __all__ = [
     "Taken",
     "addressee_of",
     "execution_id",
+    "is_let_in",
+    "is_waited_for",
     "receive_of_call",
     "receive_of_request",
     "without_ours",
@@ -182,6 +184,16 @@ def execution_id(headers: Mapping[str, Any], lock_header: LockHeader | None = No
     header = LockHeader.of(headers) if lock_header is None else lock_header
     retries, nesting = headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0
     return str(ExecutionId(headers["id"], retries, header.number, nesting))
+
+
+def is_waited_for(facts: Mapping[str, Any]) -> bool:
+    """Whether a canvas (chain, group, chord, link) depends on the message with these *facts*."""
+    return any(map(facts.get, ("chord", "group", "chain", "callbacks", "errbacks")))
+
+
+def is_let_in(facts: Mapping[str, Any]) -> bool:
+    """Whether the message with these *facts* is parked however many wait: also for a retry."""
+    return is_waited_for(facts) or bool(facts.get("retries"))
 
 
 PROPERTY = "distlock"  # the property of a message that has the facts, in the main process

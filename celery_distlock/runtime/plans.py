@@ -10,7 +10,7 @@ from celery_distlock.engine.hold import Terms, want_of
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, Receive, slot_name
-from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
+from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, max_waiting, resolve
 from celery_distlock.settings import APP_ONLY, TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import Ability, Store
 from celery_distlock.unique import CallRule, Throttle, rule_of
@@ -23,6 +23,7 @@ __all__ = [
     "UNSET",
     "CallIdentity",
     "Plan",
+    "ensure_one_queue",
     "hint_for",
     "make_plan",
     "options_of",
@@ -236,6 +237,7 @@ def make_plan(
     function.ensure_ends_with_its_call()
     rate = unique.rate if isinstance(unique, Throttle) else None
     rule = function.key_rule(settings.key, rate=rate)
+    ensure_one_queue(where, policy, rule.most, "names" if rule.declared else "returns")
     wanted_by = "lock_via='store'" if "via" in options else ""
     if unique is not None:
         settings = replace(settings, via="store")
@@ -256,6 +258,14 @@ def make_plan(
         function.seems_pending,
         by_default=not wanted_by,
     )
+
+
+def ensure_one_queue(where: str, policy: Policy, keys: int, verb: str) -> None:
+    """Raise if *policy* bounds the queue, and a call of the task at *where* has several *keys*."""
+    if keys > 1 and max_waiting(policy):
+        raise ConfigurationError(
+            f"{where}: {policy!r} bounds the queue of one key, and lock_key {verb} {keys}"
+        )
 
 
 def _own(task: type[Any], *layers: Layer) -> set[str]:

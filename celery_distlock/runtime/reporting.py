@@ -12,7 +12,7 @@ from celery_distlock import signals
 from celery_distlock.naming import is_resting, shown, taken_by
 from celery_distlock.stores import Store
 from celery_distlock.stores.identities import task_id_of
-from celery_distlock.stores.values import Reply
+from celery_distlock.stores.values import Reply, Status
 
 from .current import Task
 
@@ -133,6 +133,8 @@ _DEBUG_LINES = {
 
 def _why(reply: Reply, *, rated: bool = False, behind: str = "") -> str:
     """Return the reason why a task does not get its key now, for the end of a sentence."""
+    if reply.status is Status.FULL:
+        return "has a full queue"
     if reply.due and not is_resting(reply.holder):
         return f"opens{' by its rate' if rated else ''} in {reply.due:.1f} s"
     if reply.holder and not (rated and reply.place):

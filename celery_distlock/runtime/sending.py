@@ -16,13 +16,14 @@ from celery_distlock.engine.hold import ensure_able
 from celery_distlock.errors import ConfigurationError, LockKeyError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import Receive
+from celery_distlock.policies import max_waiting
 from celery_distlock.settings import checked
 from celery_distlock.stores import Ability, QueueStore
 from celery_distlock.stores.requests import Identity
 from celery_distlock.unique import CallRule
 
 from .app import Runtime
-from .call_rules import OBLIGING, send_once, terms_of
+from .call_rules import HANGING, OBLIGING, send_once, terms_of
 from .current import Task
 from .message_facts import receive_of_call
 from .messages import seconds_left
@@ -61,6 +62,7 @@ def apply_async(
 
     Raises:
         ConfigurationError: The task, or the store, cannot do that.
+        QueueFullError: As many wait as the policy allows.
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
     """
@@ -76,6 +78,8 @@ def apply_async(
             call = _call_of(
                 task, runtime, plan, rule, given, options=options, via=via, must_go=must_go
             )
+            if call and not (by_celery or any(map(options.get, HANGING))):
+                call = replace(call, max_waiting=max_waiting(plan.policy))
         except (LockKeyError, ConfigurationError):
             if not must_go:
                 raise  # otherwise its own execution reports it

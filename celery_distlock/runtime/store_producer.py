@@ -11,10 +11,12 @@ from kombu.serialization import dumps
 
 from celery_distlock import signals
 from celery_distlock.engine.hold import want_of
-from celery_distlock.errors import ConfigurationError, StoreUnavailableError
+from celery_distlock.errors import ConfigurationError, QueueFullError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
+from celery_distlock.policies import Fail, Requeue
 from celery_distlock.stores import ParkRequest, QueueStore, SendRequest, Sent, WokenTask
+from celery_distlock.stores.queue_parts import SendReply
 from celery_distlock.stores.requests import Identity
 from celery_distlock.unique import Throttle
 
@@ -40,6 +42,7 @@ class Call:
         must_go: Send it even where its rules would not: a link, a retry, or a call with
             ``lock_unique=None``.
         terms: The identity that it asks for.
+        max_waiting: How many may wait for the key, for it to be queued; 0: any number.
     """
 
     task: Task
@@ -50,10 +53,17 @@ class Call:
     delay: float
     must_go: bool
     terms: Identity = _NONE
+    max_waiting: int = 0
 
     @property
     def name(self) -> str:
         return slot_name(self.key.template)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it raises an error if it cannot be queued."""
+        policy = self.plan.policy
+        return isinstance(policy, Requeue) and isinstance(policy.then, Fail)
 
     def notify(self, signal: str, task_id: str) -> None:
         """Send *signal* to its receivers, with the key and *task_id*."""
@@ -67,10 +77,15 @@ class Call:
         how: Mapping[str, Any],
         identity: Identity | None,
         destination: str,
-    ) -> Sent:
+    ) -> SendReply:
         """Hand the message to the store, and dispatch the waiting runs that this admits."""
         signed = self.runtime.trust.sign(self.name, run, seal_call(content, how))
-        park_request = ParkRequest(signed, task=str(self.task.name), destination=destination)
+        park_request = ParkRequest(
+            signed,
+            task=str(self.task.name),
+            destination=destination,
+            max_waiting=self.max_waiting,
+        )
         request = SendRequest(
             self.key.template,
             run,
@@ -83,7 +98,7 @@ class Call:
         )
         reply = self.store.calls.send(request)
         self.store.dispatch(reply.wake)
-        return reply.sent
+        return reply
 
 
 logger = logging.getLogger(__name__)
@@ -228,7 +243,7 @@ class StoreProducer:
             return self._publish_in_time(content, _as_outage(how, kept))
         marked = {**how, "headers": with_header(headers, header)}
         try:
-            sent = call.send(header.run, content, marked, self._identity, destination_of(*where))
+            reply = call.send(header.run, content, marked, self._identity, destination_of(*where))
         except StoreUnavailableError as error:
             if self._identity is not None and self._identity.replaces == header.run:
                 raise  # sent by the broker, it would be a second delivery of the run it replaces
@@ -244,9 +259,14 @@ class StoreProducer:
             )
             # The store may have it nevertheless: then the second delivery is recognised.
             return self._publish_in_time(content, _as_outage(how, kept))
-        if sent is Sent.CHANGED:
+        if reply.sent is Sent.CHANGED:
             raise ChangedError
-        if sent is Sent.GO:
+        if reply.sent is Sent.FULL:
+            if call.refuses:
+                key = call.key.template
+                raise QueueFullError(key, reply.holder, reply.remaining, call.max_waiting)
+            return self._publish_in_time(content, how)  # the policy applies where it runs
+        if reply.sent is Sent.GO:
             self._start(content, marked, header.run)
         return None
 

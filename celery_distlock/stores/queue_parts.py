@@ -69,7 +69,8 @@ class Parking(ABC):
         Returns:
             ``PARKED``; ``FREE``: nothing was done, and the run asks for the key where it executes;
             ``DONE``: the run has ended, or an earlier attempt has parked it and the key is reserved
-            for it: it asks as a second delivery does.
+            for it: it asks as a second delivery does; ``FULL``: as many wait as *park_request*
+            allows.
         """
 
     @abstractmethod
@@ -372,13 +373,24 @@ class Sent(enum.Enum):
     LATER = "later"  # like QUEUED; the run joins the queue when its delay is over
     UPDATED = "updated"  # like QUEUED; the run was there already, and now has this envelope
     CHANGED = "changed"  # nothing was done: the identity is not that of the expected run
+    FULL = "full"  # nothing was done: as many wait as the request allows
 
 
 class SendReply(NamedTuple):
-    """The answer to `Calls.send`; `wake` is what the request has woken, as for a release."""
+    """
+    The answer to `Calls.send`.
+
+    Attributes:
+        sent: The outcome.
+        wake: What the request has woken, as for a release.
+        holder: After ``FULL``, the holder of the key, if it has one.
+        remaining: Seconds left of its lease.
+    """
 
     sent: Sent
     wake: WokenTask | None = None
+    holder: str = ""
+    remaining: float = 0.0
 
 
 class Where(enum.Enum):
@@ -427,6 +439,8 @@ class Calls(ABC):
 
         A run that waits, is dispatched, or holds the key is not added again, and its first envelope
         counts. The answer is then ``QUEUED``, or the same as the first time.
+
+        A run that is kept until its time is not counted among those that wait, and never refused.
         """
 
     @abstractmethod

@@ -240,6 +240,7 @@ class Status(enum.Enum):
     PARKED = "parked"
     DONE = "done"  # the run has ended; this is a second delivery of it
     FREE = "free"  # the key has no holder, and nothing was done
+    FULL = "full"  # as many wait as the request allows, and nothing was done
     RESERVED = "reserved"  # all of its keys are reserved for the run
     DEADLOCK = "deadlock"  # another holder already waits to upgrade to exclusive, as this one would
 
@@ -524,13 +525,15 @@ class ParkRequest(NamedTuple):
     `channel` is the address of a delivery channel. If it is still open when the turn comes, the
     bytes are pushed to it. The task's name is kept for display in the queue. `destination` is any
     text that names where the broker would deliver the bytes. If it is given, they may be pushed to
-    a worker that consumes from there; see :class:`OwnChannel`.
+    a worker that consumes from there; see :class:`OwnChannel`. If `max_waiting` or more wait at the
+    key, a run that the store does not know is not queued; 0: any number may wait.
     """
 
     envelope: bytes
     channel: str = ""
     task: str = ""
     destination: str = ""
+    max_waiting: int = 0
 
 
 class OwnChannel(NamedTuple):

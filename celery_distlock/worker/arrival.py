@@ -90,6 +90,7 @@ class Arrival:
         widens: Whether the prefetch is raised by one while this message is held.
         came_first: Whether it was parked at a key that is open to it, so that no release wakes it.
         look: A call that the thread makes instead of parking it.
+        max_waiting: How many may wait for its key, for it to be parked; 0: any number.
     """
 
     task: Any
@@ -102,6 +103,7 @@ class Arrival:
     widens: bool = False
     came_first: bool = False
     look: Callable[[], object] | None = None
+    max_waiting: int = 0
 
     @property
     def identity(self) -> str:

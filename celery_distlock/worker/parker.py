@@ -16,7 +16,13 @@ from celery_distlock.naming import shown
 from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.message_facts import LockHeader, Received, execution_id, without_ours
+from celery_distlock.runtime.message_facts import (
+    LockHeader,
+    Received,
+    execution_id,
+    is_let_in,
+    without_ours,
+)
 from celery_distlock.runtime.messages import seal_message
 from celery_distlock.runtime.reporting import PARKED, Report, is_aborted
 from celery_distlock.runtime.requeueing import route_of
@@ -169,7 +175,11 @@ class Parker:
         header = header.parked(arrival.names, run, since=since, sent=False)
         sealed = seal_message(arrival.message, header)
         envelope = runtime.trust.sign(header.parked_at, run, sealed)
-        return ParkRequest(envelope, runtime.delivery_address, str(arrival.task.name)), run
+        request = ParkRequest(envelope, runtime.delivery_address, str(arrival.task.name))
+        most = arrival.max_waiting
+        if most and not is_let_in({**headers, **(arrival.message.payload[2] or {})}):
+            request = request._replace(max_waiting=most)
+        return request, run
 
 
 def _close_broken_connections() -> None:

@@ -100,6 +100,9 @@ class Key:
     def parked(self, run: str) -> Member | None:
         return self.flights.get(run) or self.queue.get(run) or self.delayed.get(run)
 
+    def is_full(self, run: str, most: int) -> bool:
+        return 0 < most <= len(self.queue) and not self.parked(run)
+
     def place_of(self, run: str) -> float:
         known = self.parked(run)
         return known.place if known else 0.0

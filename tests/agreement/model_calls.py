@@ -43,6 +43,7 @@ class CalledKey(RequestedKey):
     def __init__(self) -> None:
         super().__init__()
         self.call: Call | None = None  # the identity that schedules use
+        self.max_waiting = 0  # that may wait, for the call that is being answered; 0: any number
 
     def bearer(self) -> Bearer | None:
         """Return the run that has the identity now."""
@@ -62,11 +63,17 @@ class CalledKey(RequestedKey):
         return where and Bearer(call.run, where, expires, call.silent, call.fixed, max(0.0, left))
 
     def send(
-        self, run: str, want: Want, delay: float, identity: Identity | None, paced: bool
+        self,
+        run: str,
+        want: Want,
+        delay: float,
+        identity: Identity | None,
+        paced: bool,
+        most: int = 0,
     ) -> Any:
         """Answer a call: it is dispatched, queued, delayed, or there already."""
         self.wants[run] = want
-        bearer = self.bearer()
+        bearer, self.max_waiting = self.bearer(), 0 if delay else most
         delay = max(delay, self._pace(want) if paced else 0.0)
         if not identity:
             sent = self._accept(run, want, delay, paced=paced)
@@ -79,7 +86,7 @@ class CalledKey(RequestedKey):
             is_left = identity.replaces == "*"
             sent = self._accept(run, want, delay, paced=paced) if is_left else Sent.CHANGED
         self.wakes |= {run} if sent is Sent.GO else set()
-        return (sent, self.noted())
+        return (sent, self.noted(), sent is Sent.FULL and bool(self.grants))
 
     def _is_free(self, bearer: Bearer | None, identity: Identity, run: str) -> bool:
         """Say whether a run may take the identity."""
@@ -98,6 +105,8 @@ class CalledKey(RequestedKey):
             if run in self.flights and f"parked:{run}" in self.grants:
                 return Sent.GO
             return Sent.LATER if run in self.delayed else Sent.QUEUED
+        if self.is_full(run, self.max_waiting):
+            return Sent.FULL
         self.done.discard(run)
         for where in (self.settles, self.times):
             where.pop(run, None)

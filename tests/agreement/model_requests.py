@@ -24,6 +24,7 @@ class Request(NamedTuple):
     want: Want
     redelivered: bool = False
     retains: bool = False
+    most: int = 0
 
     @property
     def parks(self) -> bool:
@@ -175,6 +176,8 @@ class RequestedKey(Key):
     def _join(self, request: Request, place: float, *, has_left: bool = False) -> Any:
         """Put one that has to wait into the queue, or back into it."""
         place = place or self.last_place()
+        if request.parks and self.is_full(request.run, request.most):
+            return (Status.FULL, bool(self.grants), 0)
         if request.parks:
             self.forget(request.run)
             waiter = Member(place, request.run, "", request.want, was_delivered=True)

@@ -29,8 +29,12 @@ class _Key(CalledKey):
         self.begin()
         facts = step.facts if step.facts[0] in self.requests else step.facts[1:]
         if step.verb == "line":
-            return self.ask(Request("line", "", *facts))
-        if step.verb in ("acquire", "park", "wait"):
+            run, want, *most = facts
+            return self.ask(Request("line", "", run, want, most=sum(most)))
+        if step.verb == "park":
+            owner, run, want, redelivered, *most = facts
+            return self.ask(Request("park", owner, run, want, redelivered, most=sum(most)))
+        if step.verb in ("acquire", "wait"):
             return self.ask(Request(step.verb, *facts))
         if step.verb == "send":
             return self.send(*facts)

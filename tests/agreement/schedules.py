@@ -71,6 +71,10 @@ class _Draw:
     def want(self) -> Want:
         return self.chance.choice(self.wants)
 
+    def most(self) -> int:
+        """Draw how many may wait; 0: any number."""
+        return self.chance.choice((0, 0, 0, 1, 2))
+
     def asks(self, or_none: float = 0.0) -> tuple[str, Want]:
         """Draw a run, and what it wants."""
         return self.run(or_none), self.want()
@@ -108,10 +112,12 @@ class _Draw:
 
 _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
     "acquire": lambda d: (d.key(), d.owner(), *d.asks(0.4), d.flag(0.3), d.flag(0.3)),
-    "park": lambda d: (d.key(), d.owner(), *d.asks(), d.flag(0.3)),
-    "line": lambda d: (d.key(), *d.asks()),
+    "park": lambda d: (d.key(), d.owner(), *d.asks(), d.flag(0.3), d.most()),
+    "line": lambda d: (d.key(), *d.asks(), d.most()),
     "wait": lambda d: (d.key(), d.owner(), *d.asks(0.6), d.flag(0.3)),
-    "send": lambda d: (d.key(), *d.asks(), LEASE * d.flag(0.3), d.identity(), d.flag(0.2)),
+    "send": lambda d: (
+        *(d.key(), *d.asks(), LEASE * d.flag(0.3), d.identity(), d.flag(0.2), d.most()),
+    ),
     "both": lambda d: (d.owner(), d.owner(), d.run(0.5), (d.want(), d.want()), d.flag(), d.flag()),
     "claim": lambda d: (d.key(), d.owner(), d.run(), d.flag(0.3)),
     "release": lambda d: (

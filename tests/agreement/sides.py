@@ -107,14 +107,16 @@ class StoreSide:
             AcquireRequest(self._name(key), owner, LEASE, None, run, *terms, want=want)
         )
 
-    def _park(self, key: str, owner: str, run: str, want: Want, redelivered: bool) -> Any:
-        park = ParkRequest(f"envelope of {run}".encode())
+    def _park(
+        self, key: str, owner: str, run: str, want: Want, redelivered: bool, most: int = 0
+    ) -> Any:
+        park = ParkRequest(f"envelope of {run}".encode(), max_waiting=most)
         return self._ask(
             AcquireRequest(self._name(key), owner, LEASE, park, run, redelivered, want=want)
         )
 
-    def _line(self, key: str, run: str, want: Want) -> Any:
-        park = ParkRequest(f"envelope of {run}".encode())
+    def _line(self, key: str, run: str, want: Want, most: int = 0) -> Any:
+        park = ParkRequest(f"envelope of {run}".encode(), max_waiting=most)
         self._wants[self._name(key), run] = want
         reply = self._store.parking.park_if_held(self._name(key), run, park, 5.0, want=want)
         return self._seen(reply, self._name(key))
@@ -132,15 +134,22 @@ class StoreSide:
         return self._inboxes[owner]
 
     def _send(
-        self, key: str, run: str, want: Want, delay: float, identity: Any, paced: bool
+        self,
+        key: str,
+        run: str,
+        want: Want,
+        delay: float,
+        identity: Any,
+        paced: bool,
+        most: int = 0,
     ) -> Any:
-        park = ParkRequest(f"envelope of {run}".encode())
+        park = ParkRequest(f"envelope of {run}".encode(), max_waiting=most)
         self._wants[self._name(key), run] = want
         request = SendRequest(self._name(key), run, park, want, delay, (), identity, paced)
         reply = self._store.calls.send(request)
         if reply.sent is Sent.GO:
             self._wakes[key, run] = WokenTask(self._name(key), run, park.envelope)
-        return (reply.sent, self._noted(reply.wake))
+        return (reply.sent, self._noted(reply.wake), bool(reply.holder))
 
     def _both(
         self, one: str, other: str, run: str, wants: Any, redelivered: bool, retain: bool

@@ -76,6 +76,19 @@ work_by_own_request = locked(name="work_by_own_request", Request=f"{__name__}:Ow
 work_silently = locked(name="work_silently", ignore_result=True)(work)
 work_untold = locked(name="work_untold", send_events=False)(work)
 work_fail = locked(name="work_fail", lock_on_conflict="fail")(work)
+work_of_two, work_of_two_or_full, work_of_two_or_later = (
+    locked(name=name, lock_on_conflict=policies.Requeue(max_waiting=2, then=then))(work)
+    for name, then in [
+        ("work_of_two", "fail"),
+        ("work_of_two_or_full", policies.Skip("full")),
+        ("work_of_two_or_later", policies.Retry(delay=0.1, factor=1.0, turns=False)),
+    ]
+)
+work_of_any_keys = locked(
+    name="work_of_any_keys",
+    lock_key=lambda key, note=1, gate="": [f"{key}:{each}" for each in range(note)],
+    lock_on_conflict=policies.Requeue(max_waiting=2),
+)(work)
 work_retry_conflicts = locked(
     name="work_retry_conflicts",
     lock_on_conflict="fail",

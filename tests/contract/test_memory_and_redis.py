@@ -26,6 +26,7 @@ from celery_distlock.testing.contract.actions import take, take_all
 from tests import servers
 from tests.contract.grace import lengthen
 from tests.contract.parts.actions import work
+from tests.contract.parts.bounded import Bounded
 from tests.contract.parts.delayed import Delayed
 from tests.contract.parts.delivery import Delivery, Pushing
 from tests.contract.parts.identities import Identities
@@ -79,6 +80,7 @@ class FullContract(
     Sending,
     Identities,
     Delayed,
+    Bounded,
     Recording,
 ):
     """For a store that can do everything, and has its own clock in its tokens."""

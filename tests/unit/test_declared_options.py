@@ -11,6 +11,7 @@ from celery import Celery
 
 from celery_distlock import AsyncLock, Key, Lock, LockedTask
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.policies import Requeue, Wait
 from celery_distlock.runtime.plans import OPTIONS
 from celery_distlock.typing import locked_task
 from celery_distlock.unique import Unique
@@ -265,3 +266,19 @@ def test_a_base_that_hides_the_class_from_the_lock_is_refused_by_name(app):
 
     with pytest.raises(ConfigurationError, match=r"the __init_subclass__ of Silent does not call"):
         declared(app, base=Base, lock_key="{sku}")
+
+
+# A bound of the queue
+
+
+@pytest.mark.parametrize(
+    "policy", [Requeue(max_waiting=5), Wait(then=Requeue(max_waiting=5, then="skip"))], ids=repr
+)
+def test_a_bounded_queue_is_that_of_one_key(app, policy):
+    with pytest.raises(ConfigurationError) as refusal:
+        declared(app, lock_key=["a:{sku}", "b:{sku}"], lock_on_conflict=policy)
+
+    assert "Requeue(max_waiting=5" in str(refusal.value)
+    assert "bounds the queue of one key, and lock_key names 2" in str(refusal.value)
+    declared(app, lock_key=["a:{sku}", "b:{sku}"])
+    declared(app, lock_key="a:{sku}", lock_on_conflict=policy)

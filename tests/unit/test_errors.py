@@ -17,6 +17,7 @@ EXAMPLES = [
     errors.ConfigurationError("lock_lease must be positive"),
     errors.LockError("broken"),
     errors.LockConflictError("k{}\n", holder="host|1|w|a", remaining=2.25),
+    errors.QueueFullError("k", holder="host|1|w|a", remaining=2.25, max_waiting=3),
     errors.DuplicateTaskError("4f1c"),
     errors.LockKeyError("no key", task="shop.reserve"),
     errors.LockLostError("k", token=7, reason="its lease ran out"),
@@ -38,6 +39,7 @@ def test_there_is_an_example_of_every_error():
         (errors.ConfigurationError, [errors.DistlockError]),
         (errors.LockError, [errors.DistlockError]),
         (errors.LockConflictError, [errors.LockError]),
+        (errors.QueueFullError, [errors.LockConflictError]),
         (errors.DuplicateTaskError, [errors.LockError]),
         (errors.LockKeyError, [errors.LockError, ValueError]),
         (errors.LockLostError, [errors.LockError]),
@@ -93,6 +95,16 @@ def test_a_conflict_names_the_holder_and_the_remaining_time():
         "lock 'stock:tee' is held by thread main on web1, process 7, for 12.3 s more unless renewed"
     )
     assert (error.key, error.holder, error.remaining) == ("stock:tee", "web1|7|main|a", 12.34)
+
+
+def test_a_full_queue_names_its_length_and_the_holder():
+    error = errors.QueueFullError("stock:tee", "web1|7|main|a", 12.34, max_waiting=3)
+
+    assert str(error) == (
+        "the queue of lock 'stock:tee' is full, 3 wait; it is held by thread main on web1,"
+        " process 7"
+    )
+    assert str(errors.QueueFullError("k", max_waiting=3)) == "the queue of lock 'k' is full, 3 wait"
 
 
 def test_a_conflict_has_the_same_words_in_a_log_line_of_celery_s():

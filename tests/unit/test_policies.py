@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.policies import Conflict, Requeue, Resend, Retry, Wait
+from celery_distlock.policies import (
+    Answer,
+    Conflict,
+    Park,
+    Refuse,
+    Requeue,
+    Resend,
+    Retry,
+    Skip,
+    Wait,
+    may_refuse,
+)
 
 SETTLED = Retry(jitter=False)
 
@@ -70,6 +82,15 @@ def test_jitter_is_between_half_and_all():
         (Retry, {"jitter": "no"}, "Retry(jitter) must be True or False, not 'no'"),
         (Retry, {"turns": None}, "Retry(turns) must be True or False"),
         (Wait, {"timeout": 10**400}, "Wait(timeout) must be a number from 0 to 2592000"),
+        *(
+            (Requeue, {"max_waiting": most}, "Requeue(max_waiting) must be a whole number from 1")
+            for most in (0, -1, True, 2.0, math.nan, "5", 10**10)
+        ),
+        (Requeue, {"max_waiting": 5, "then": "drop"}, "Requeue(then): no policy 'drop'"),
+        (Requeue, {"max_waiting": 5, "then": None}, "Requeue(then) must be one of"),
+        (Requeue, {"max_waiting": 5, "then": "requeue"}, "the task would wait again"),
+        (Requeue, {"max_waiting": 5, "then": Wait(then="fail")}, "the task would wait again"),
+        (Requeue, {"then": "skip"}, "Requeue(then=Skip(result=None)) has no effect without"),
     ],
 )
 def test_what_no_delay_can_be_made_of_is_refused_at_once(policy, how, said):
@@ -95,3 +116,35 @@ def test_the_first_waiter_asks_the_store_then():
     assert isinstance(decision, Resend)
     assert decision.within is not None
     assert not isinstance(Wait(then=Requeue()).decide(conflict()), Resend)
+
+
+@pytest.mark.parametrize(
+    ("then", "decision"),
+    [("fail", Refuse()), (Skip(7), Answer(7)), (Retry(turns=False, jitter=False), Resend(1.0))],
+)
+def test_a_full_queue_gets_what_then_says(then, decision):
+    policy = Requeue(max_waiting=2, then=then)
+
+    assert policy.decide(conflict()) == Park(2)
+    assert policy.decide(dataclasses.replace(conflict(), full=True)) == decision
+
+
+def test_a_requeue_is_written_as_it_was_declared():
+    assert repr(Requeue()) == "Requeue()"
+    assert repr(Requeue(max_waiting=5)) == "Requeue(max_waiting=5)"
+    assert repr(Requeue(max_waiting=5, then="skip")) == (
+        "Requeue(max_waiting=5, then=Skip(result=None))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "refuses"),
+    [
+        (Requeue(), False),
+        (Requeue(max_waiting=5), True),
+        (Requeue(max_waiting=5, then="skip"), False),
+        (Wait(then=Requeue(max_waiting=5)), True),
+    ],
+)
+def test_a_bound_may_fail_a_task(policy, refuses):
+    assert may_refuse(policy) is refuses

@@ -26,6 +26,7 @@ PUBLIC = {
         "LockKeyError",
         "LockLostError",
         "LockNotOwnedError",
+        "QueueFullError",
         "QuorumError",
         "StoreError",
         "StoreUnavailableError",

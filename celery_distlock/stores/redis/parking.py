@@ -69,7 +69,8 @@ class RedisParking(Part, Parking):
     ) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
         channel = self._channels.push_channel(name, park_request.channel)
-        optional = fields(mode="line", channel=channel, task=park_request.task)
+        more = {"channel": channel, "task": park_request.task, "most": park_request.max_waiting}
+        optional = fields(mode="line", **more)
         arguments = "", 1, run, arrival, wanted(want), optional, park_request.envelope
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         for calls in self._servers.requests([self._records.index("add", name)], call):

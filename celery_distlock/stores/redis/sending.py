@@ -11,7 +11,7 @@ from celery_distlock.stores.values import Waiter
 
 from . import scripts
 from .answers import Answer, Fields, text, want_of
-from .connections import TIMEOUT, Command, fields, milliseconds
+from .connections import TIMEOUT, Command, fields, milliseconds, time_left
 from .parking import RedisParking
 from .parts import Part, Reach
 from .records import Replies, wanted
@@ -41,7 +41,10 @@ class RedisCalls(Part, Calls):
             sent = Sent(told.text("status") if told else text(answer))
             if request.delay > 0 and sent is Sent.UPDATED:
                 self._replies.note_opens({name: request.delay})
-            return SendReply(sent, self._replies.wakes(name, told) if told else None)
+            if told is None:
+                return SendReply(sent)
+            remaining = time_left(told.number("ttl_ms"))
+            return SendReply(sent, self._replies.wakes(name, told), told.text("holder"), remaining)
 
     def peek(self, key: str, identity: str) -> Bearer | None:
         look = self._records.call(_IDENTITY, slot_name(key), identity)
@@ -90,6 +93,7 @@ class RedisCalls(Part, Calls):
             delay_ms=milliseconds(request.delay) if request.delay > 0 else 0,
             repeated=repeated,
             paced=request.paced,
+            most=park_request.max_waiting,
             **_told(request.identity),
         )
         message = park_request.envelope, park_request.task, park_request.destination

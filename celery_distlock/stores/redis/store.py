@@ -120,6 +120,7 @@ class RedisStore(QueueStore, CountingStore):
             name = slot_name(request.key)
             channel = self.channels.push_channel(name, queue.channel, patience=TIMEOUT)
             more = {"mode": "park", "channel": channel, "task": queue.task}
+            more["most"] = queue.max_waiting
             envelope = queue.envelope
             self._requests.ask([self._records.index("add", name)], request.key)
         elif queue is not None:

@@ -3,7 +3,7 @@
 -- ARGV owner lease_ms run arrival [want request envelope]
 -- returns token: granted exclusively | {'granted', token, slot}: granted a share | a `reply`
 --         (answers.lua) with status: granted, with token and slot, and waiters are admitted too |
---         done | busy or parked, with the fields below
+--         done | full: nothing was done, `most` wait; busy or parked, with the fields below
 --
 -- holder    owner of one grant; with its run, its token, and ttl_ms until its lease ends
 -- place     number of waiters ahead; -1: not queued, waits for the first delivery of its run to end
@@ -15,6 +15,7 @@
 --           parks it, `task` the name to display.
 --           line: like park, but never take the key or hand it over, even if it is free. The caller
 --           then claims the key itself, or has the key checked soon.
+-- most      of those that wait, for a run that is not known yet to be queued; 0: any number
 -- repeated  whether the run's message may have been delivered before
 -- arrival   the caller's arrival (µs) by this server's clock, as an earlier answer or another process
 --           reported it; 0: now
@@ -121,6 +122,9 @@ local function join(stands)
 end
 
 local function answer_wait(stands)
+    if parks and request.most and is_full(run, request.most) then
+        return reply(with_holder('full', a_holder()))
+    end
     stands = join(stands)
     local facts = with_holder(parks and 'parked' or 'busy', a_holder())
     local place = member ~= '' and redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)

@@ -102,6 +102,11 @@ local function ends_of(run)
     return tonumber(found[1] or nil), tonumber(found[2] or nil), tonumber(found[3] or nil)
 end
 
+-- Whether a run is new, and may not be queued because `most` or more wait.
+local function is_full(run, most)
+    return redis.call('ZCARD', QUEUE) >= most and not record(run)
+end
+
 -- Removes a run. Returns whether it was there.
 local function forget_run(run)
     local of = record(run)

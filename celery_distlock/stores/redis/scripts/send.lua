@@ -3,7 +3,8 @@
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run envelope task sent_to [request]
 -- returns go | queued | later | updated | changed: nothing was done, another run has the identity than
---         the caller expected | a `reply` (answers.lua) with one of these as its status
+--         the caller expected | a `reply` (answers.lua) with one of these as its status, or with full:
+--         nothing was done, `most` wait; with the holder of a grant, if there is one, and its ttl_ms
 --
 -- go        the key is reserved. The caller publishes the message, or a sweep does if the caller dies.
 --           It goes through the broker only, so that it does not overtake earlier calls
@@ -21,6 +22,7 @@
 -- expires_ms  when it loses its identity if it has not begun
 -- marks     see calls.lua
 -- beside    it is sent in addition to the run that it replaces, even if that run waits
+-- most      see acquire.lua; a deferred run is not refused
 --
 -- later  zset  deferred runs, by the time when they join the queue (ms; the fraction keeps their order);
 --              also runs that arrived earlier through the broker, until that time
@@ -221,6 +223,9 @@ fetch('limit', 'r:' .. run)
 told = takes and answer_identity() or answer_again()
 if told then
     return told
+end
+if request.most and not request.delay_ms and is_full(run, request.most) then
+    return reply(with_holder('full', a_holder()))
 end
 local of = new_record()
 of.s = of.s or 'waiting'
