@@ -46,6 +46,7 @@ class Ticker:
         self._stopped = threading.Event()
         self._turn = threading.Lock()  # for requests to the store: none follows the resignation
         self._failing = False
+        self._is_led = False  # whether another process was the ticker when this one looked last
         self._thread = threading.Thread(target=self._run, name="distlock-ticker", daemon=True)
 
     def start(self) -> None:
@@ -93,6 +94,9 @@ class Ticker:
         """
         if self._inbox is None:
             self._inbox = self._store.timetable.ticker_inbox(self._who)
+        was_led, self._is_led = self._is_led, False
+        if was_led and (left := self._store.timetable.led_for()):
+            return self._wait_for_another(left)
         claim = self._claim(NO_CLAIM)
         while claim.leads and claim.names:
             again: dict[str, float | None] = {}
@@ -106,8 +110,13 @@ class Ticker:
                     break  # by now a sweep, or another ticker, may send the others
             claim = self._claim(Settled(claim.number, again))
         if not claim.leads:
-            return -min(LOOK, claim.pause + SHORTEST)
+            return self._wait_for_another(claim.pause)
         return min(RENEWAL, claim.pause)
+
+    def _wait_for_another(self, left: float) -> float:
+        """Return what `_tick` does while another process is the ticker, for *left* seconds."""
+        self._is_led = True
+        return -min(LOOK, left + SHORTEST)
 
     def _claim(self, settled: Settled) -> Claim:
         with self._turn:

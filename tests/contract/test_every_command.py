@@ -149,6 +149,7 @@ def times(world):
     world.ask(lambda: store.timetable.note_due({"k": 0.0}))
     with closing(store.timetable.ticker_inbox("t")) as inbox:
         claim = world.ask(lambda: store.timetable.claim_due("t", inbox, 5.0))
+        world.ask(store.timetable.led_for)
         world.ask(lambda: [world.woken(each) for each in list(store.parking.wake_due(names, {}))])
         settled = Settled(claim.number if claim else "", {"k": None})
         world.ask(lambda: store.timetable.claim_due("t", inbox, 5.0, settled))

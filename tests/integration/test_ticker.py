@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,26 +66,41 @@ def rest(store: RedisStore, key: str, seconds: float) -> None:
     assert store.release(ReleaseRequest(key, "a", keep_for=("resting:1", seconds))).released
 
 
-def calls(server: Any) -> int:
-    """Return how many commands the server was sent, but for those that ask for that."""
+def calls(server: Any, *sent: str) -> int:
+    """Return how many of these commands the server was sent."""
     with server.client() as client:
         stats = client.info("commandstats")
-    inner = {"cmdstat_info", "cmdstat_client|setinfo", "cmdstat_hello", "cmdstat_client|setname"}
-    sent = ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_ping", "cmdstat_subscribe")
-    return sum(int(of["calls"]) for name, of in stats.items() if name in sent and name not in inner)
+    return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in sent)
 
 
-def test_one_that_has_nothing_to_do_sends_a_command_a_second(
+def test_those_that_wait_for_the_role_ask_no_script(
     server: Any, store: RedisStore, tickers: Callable[[RedisStore], Ticker]
 ) -> None:
     tickers(store)
     tickers(store)
     time.sleep(0.5)  # for the subscription
-    before, began = calls(server), time.monotonic()
+    scripts, looks = ("evalsha", "eval"), ("pttl", "ping", "subscribe")
+    before, began = (calls(server, *scripts), calls(server, *looks)), time.monotonic()
 
     time.sleep(IDLE)  # there is nothing to wait for
 
-    assert calls(server) - before <= 2 * (time.monotonic() - began) + 2
+    passed = time.monotonic() - began
+    assert calls(server, *scripts) - before[0] <= passed / ticker.RENEWAL + 2
+    # One that looks once a second, and a script of the other one, with a PTTL in it.
+    assert calls(server, *looks) - before[1] <= passed + passed / ticker.RENEWAL + 2
+
+
+def test_one_that_waits_takes_over_when_the_lease_of_a_dead_one_ends(
+    server: Any, store: RedisStore, tickers: Callable[[RedisStore], Ticker]
+) -> None:
+    with server.client() as client, closing(store.timetable.ticker_inbox("dead")) as inbox:
+        assert store.timetable.claim_due("dead", inbox, 3600.0).leads
+        waits = tickers(store)
+        wait_until(lambda: waits._is_led, what="it to wait")
+        assert store.timetable.led_for() > 3000.0
+        client.pexpire(f"{store._records.times}ticker", 1)
+
+        wait_until(lambda: store.timetable.dues().ticker == waits._who, what="the other ticker")
 
 
 def test_it_is_woken_for_what_is_due_before_its_next_look(

@@ -13,7 +13,7 @@ SECONDS = 12.0  # longer than any period of what an idle worker repeats
 
 
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.exhaustive)])
-def test_an_idle_worker_calls_three_scripts_in_two_seconds(worker, private_server, prefix, pool):
+def test_an_idle_worker_calls_a_script_a_second(worker, private_server, prefix, pool):
     server = private_server()
     worker("tests.apps.configured", pool=pool, env={"DISTLOCK_TEST_STORE": server.url})
     store = open_store(server.url, f"{prefix}:lock")
@@ -27,5 +27,5 @@ def test_an_idle_worker_calls_three_scripts_in_two_seconds(worker, private_serve
         scripts = client.info("commandstats")["cmdstat_evalsha"]["calls"]
         passed = time.monotonic() - began
 
-    # The sweeper, at least 0.9 of its interval apart; the registration; the ticker.
-    assert scripts <= passed / 1.8 + passed / 2 + passed / 2 + 3
+    # The registration, and the ticker. The sweeper needs none while it finds no task.
+    assert scripts <= passed / 2 + passed / 2 + 3

@@ -192,7 +192,7 @@ class RedisParking(Part, Parking):
     def sweep(self, interval: float) -> Iterator[WokenTask]:
         who, begin, worked = uuid.uuid4().hex, clock.monotonic(), 0.0
         keep = self._turn(who, interval * TURN)
-        is_ours = bool(self._requests.ask([keep], "the sweeper's turn").answers[0])
+        is_ours = self._takes_turn(who, interval * TURN, keep)
         if not self._servers.in_order:
             self._mender.go_on(begins=is_ours)
         if not is_ours:
@@ -321,6 +321,14 @@ class RedisParking(Part, Parking):
         with self._requests.reading(_SWEEP, answer):
             wakes = Answer(answer).wakes(name)
         yield from wakes
+
+    def _takes_turn(self, who: str, seconds: float, keep: Command) -> bool:
+        for_ms = milliseconds(seconds)
+        take = self._records.command("sweeper", "SET", "{}", who, "NX", "PX", for_ms)
+        whose, left = self._leader(f"{self._records.prefix}:sweeper", [take])
+        if left:
+            return whose == who
+        return bool(self._requests.ask([keep], "the sweeper's turn").answers[0])
 
     def _turn(self, who: str, seconds: float) -> Command:
         return self._records.call_without_key(_SWEEP_LEASE, who, milliseconds(max(0.0, seconds)))

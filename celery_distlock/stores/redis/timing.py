@@ -48,6 +48,9 @@ class RedisTimetable(Part, Timetable):
             pause, due = math.inf if pause is None else pause, tuple(told.texts("names"))
             return Claim(told.flag("leads"), pause, due, late, told.text("claim"))
 
+    def led_for(self) -> float:
+        return self._leader(f"{self._records.times}ticker")[1]
+
     def ticker_inbox(self, who: str) -> Inbox:
         return self._inboxes.inbox(self._records.times, who)
 

@@ -57,6 +57,15 @@ class Timing(Given):
 
         assert store.timetable.dues().many == 0
 
+    def test_for_how_long_there_is_a_ticker_is_known(self, store: QueueStore) -> None:
+        assert store.timetable.led_for() == 0.0
+
+        tick(store)
+        assert LONG / 2 < store.timetable.led_for() <= LONG
+
+        tick(store, seconds=0.0)
+        assert store.timetable.led_for() == 0.0
+
     def test_a_rest_is_noted_if_there_are_waiters(self, store: QueueStore) -> None:
         take(store, "k", "a")
         take(store, "alone", "a")
