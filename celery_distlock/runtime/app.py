@@ -160,6 +160,15 @@ class Runtime:
             report = functools.partial(self.trust.refuse, woken, refusal)
             raise NotOursError(str(refusal), report) from refusal
 
+    def push_together(self, woken: Iterable[WokenTask]) -> set[str]:
+        """Push those of *woken* that may be pushed; return the runs that workers accepted."""
+        checked = []
+        for each in woken:
+            with contextlib.suppress(RefusedError):  # `send` reports it
+                if not each.published:
+                    checked.append((each, self.trust.check(each)))
+        return self.relay.push_together(checked)
+
     def keep_fetched(self, message: Message, header: LockHeader) -> None:
         """Keep a woken task from being sent again: the broker has delivered its *message*."""
         if self.fetched is not None and not Received.noted_on(message).pushed:
@@ -329,6 +338,10 @@ class _Publisher:
         if runtime is None:
             raise NotOursError("the app that sent tasks of this store no longer exists")
         return runtime.send(woken)
+
+    def push_together(self, woken: list[WokenTask]) -> set[str]:
+        runtime = self.runtime()
+        return set() if runtime is None else runtime.push_together(woken)
 
 
 def _refuse_unknown(app: Celery) -> None:

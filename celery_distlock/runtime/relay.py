@@ -69,20 +69,35 @@ class Relay:
             woken: The task.
             message: Its envelope, decoded and checked.
         """
-        queues = queue_names(self._app, message["exchange"], message["routing_key"])
-        near = dict.fromkeys(filter(None, (self.own_address, self.main_address)))
-        asked = tuple(queues), tuple(near)
-        is_call = LockHeader.of(message["headers"]).sent
+        return bool(self.push_together([(woken, message)]))
+
+    def push_together(self, woken: Iterable[tuple[WokenTask, Mapping[str, Any]]]) -> set[str]:
+        """Push each of *woken*, as :meth:`push` does; return the runs that workers accepted."""
+        alike: dict[tuple[_Asked, bool], list[WokenTask]] = {}
+        for wake, message in woken:
+            alike.setdefault(self._kind(message), []).append(wake)
+        pushed: set[str] = set()
         try:
             store = QueueStore.of(self._store())
-            peers = self._remembered(asked)
-            if peers and self._push_to(peers, woken, store, is_call=is_call):
-                return True
-            return self._push_to(self._find(asked, store, peers), woken, store, is_call=is_call)
+            for (asked, is_call), wakes in alike.items():
+                peers = self._remembered(asked)
+                if peers:
+                    pushed |= self._push_to(peers, wakes, store, is_call=is_call)
+                left = [wake for wake in wakes if wake.run not in pushed]
+                if left:
+                    peers = self._find(asked, store, peers)
+                    pushed |= self._push_to(peers, left, store, is_call=is_call)
         except StoreError as error:
-            words = "the task woken at %r is sent by the broker, not straight to a worker: %s"
-            logger.debug(words, shown(key_of(woken.name)), error)
-            return False
+            keys = {key_of(wake.name) for wakes in alike.values() for wake in wakes}
+            words = "tasks woken at %s are sent by the broker, not straight to a worker: %s"
+            logger.debug(words, ", ".join(map(shown, sorted(keys))), error)
+        return pushed
+
+    def _kind(self, message: Mapping[str, Any]) -> tuple[_Asked, bool]:
+        """Return what decides where *message* goes: what is asked, and if it is that of a call."""
+        queues = queue_names(self._app, message["exchange"], message["routing_key"])
+        near = dict.fromkeys(filter(None, (self.own_address, self.main_address)))
+        return (tuple(queues), tuple(near)), LockHeader.of(message["headers"]).sent
 
     def _remembered(self, asked: _Asked) -> list[PeerChannel]:
         peers, until = self._found.get(asked, ([], 0.0))
@@ -101,20 +116,36 @@ class Relay:
         return peers
 
     def _push_to(
-        self, peers: list[PeerChannel], woken: WokenTask, store: QueueStore, *, is_call: bool
-    ) -> bool:
-        """Push to one of *peers*: this process's own worker if it is there, else by room."""
+        self, peers: list[PeerChannel], wakes: list[WokenTask], store: QueueStore, *, is_call: bool
+    ) -> set[str]:
+        """Push each of *wakes* to one of *peers*; return the runs that were accepted."""
+        pushes = [(wake, self._choose(peers, is_call=is_call)) for wake in wakes]
+        pushed = store.channels.push_all(pushes)
+        accepted = {wake.run for wake, is_pushed in zip(wakes, pushed, strict=True) if is_pushed}
+        for wake, addresses in pushes:
+            if wake.run not in accepted and addresses:
+                self._uncount(addresses[0])
+        return accepted
+
+    def _choose(self, peers: list[PeerChannel], *, is_call: bool) -> list[str]:
+        """Return the addresses to try: this process's own worker if it is there, else by room."""
         main = self.main_address
         peers = sorted(by_room(peers), key=self._distance)
         if is_call:
             own = self.own_address
             peers = [each for each in peers if each.address == own or self._has_room(each)]
         addresses = [peer.address for peer in peers[:MOST_TRIED]]
-        is_pushed = store.channels.push(woken, addresses)
-        if is_pushed and (is_call or addresses[0] == main):
+        if addresses and (is_call or addresses[0] == main):
             with self._mutex:
                 self._pushed.append((clock.monotonic(), addresses[0]))
-        return is_pushed
+        return addresses
+
+    def _uncount(self, address: str) -> None:
+        """Forget a push to *address*, if one was counted."""
+        with self._mutex:
+            counted = next((each for each in self._pushed if each[1] == address), None)
+            if counted is not None:
+                self._pushed.remove(counted)
 
     def _distance(self, peer: PeerChannel) -> int:
         if peer.address == self.own_address:

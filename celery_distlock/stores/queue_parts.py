@@ -231,7 +231,6 @@ class Channels(ABC):
         all channels are returned.
         """
 
-    @abstractmethod
     def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
         """
         Push a woken run to the first of these channels that is open; false: send it by the broker.
@@ -239,6 +238,11 @@ class Channels(ABC):
         If the channel does not take it, the next sweep finds it. Also false if that has happened
         too often.
         """
+        return self.push_all([(wake, addresses)])[0]
+
+    @abstractmethod
+    def push_all(self, pushes: Sequence[tuple[WokenTask, Iterable[str]]]) -> list[bool]:
+        """Push each run as :meth:`push` does, all in one request."""
 
 
 class Audit(ABC):

@@ -157,7 +157,8 @@ class Publishers:
     A publisher returns true if it has pushed the run to a worker (see `Channels.push`) instead of
     giving it to the broker, or has recorded that the broker has it. It raises `NotOursError` for a
     run that another publisher must send, `UnsendableError` for one that none can send, and
-    `AwaitedError`.
+    `AwaitedError`. Runs that are woken together are first given to its method `push_together`, if
+    it has one, which returns those that it has pushed to workers: in one request, not one each.
     """
 
     def __init__(self, store: QueueStore) -> None:
@@ -203,25 +204,45 @@ class Publishers:
         self, wake: WokenTask, on_sent: Callable[[WokenTask], object] | None = None
     ) -> Sending:
         """Send *wake* and the runs woken with it in this thread; see `Store.dispatch`."""
+        wakes: list[WokenTask] = []
+        became: list[Sending] = []
         try:
-            became = [
-                self._send(each, on_sent)
-                for woken in (wake, *wake.also)
-                for each in ready(self._store, woken)
-            ]
+            for woken in (wake, *wake.also):
+                wakes.extend(ready(self._store, woken))
         except StoreError as error:
             words = "a task that waits for several keys continues in some seconds: %s"
             logger.warning(words, error)
-            return Sending.LEFT
+            became.append(Sending.LEFT)
+        pushed = self._push_together(wakes) if len(wakes) > 1 else ()
+        became += [self._send(each, on_sent, is_pushed=each.run in pushed) for each in wakes]
         return Sending.LEFT if Sending.LEFT in became else Sending.SENT
 
-    def _send(self, wake: WokenTask, on_sent: Callable[[WokenTask], object] | None) -> Sending:
+    def _push_together(self, wakes: list[WokenTask]) -> set[str]:
+        pushed: set[str] = set()
+        for publisher in self.known:
+            push: Callable[[list[WokenTask]], set[str]] | None
+            push = getattr(publisher, "push_together", None)
+            left = [wake for wake in wakes if wake.run not in pushed]
+            if push is not None and left:
+                try:
+                    pushed |= push(left)
+                except Exception:
+                    logger.debug("woken tasks are sent one by one instead", exc_info=True)
+        return pushed
+
+    def _send(
+        self,
+        wake: WokenTask,
+        on_sent: Callable[[WokenTask], object] | None,
+        *,
+        is_pushed: bool,
+    ) -> Sending:
         if not self.known:
             return Sending.LEFT
         parking = self._store.parking
         try:
             try:
-                pushed = self.publish(wake)
+                pushed = is_pushed or self.publish(wake)
             except UnsendableError as error:
                 _report_unsendable(wake, error)
                 pushed, on_sent = False, None

@@ -50,6 +50,25 @@ def test_it_is_sent_when_the_release_returns(monkeypatch):
     assert [wake.run for wake in sent] == ["run"]
 
 
+def test_what_is_woken_together_is_first_pushed_together():
+    class Publisher:
+        def __call__(self, wake):
+            sent.append(wake.run)
+
+        def push_together(self, wakes):
+            together.append([wake.run for wake in wakes])
+            return {"b"}
+
+    store, sent, together, done = MemoryStore("memory://", "test"), [], [], []
+    store.publishers.known = (Publisher(),)
+    first, *others = (WokenTask("k", run, b"") for run in "abc")
+
+    became = store.dispatch(first._replace(also=tuple(others)), on_sent=done.append, patience=60.0)
+
+    assert (became, together, sent) == (Sending.SENT, [["a", "b", "c"]], ["a", "c"])
+    assert [wake.run for wake in done] == ["a", "b", "c"]
+
+
 def test_a_broker_that_hangs_is_waited_for_once_and_not_by_later_requests(gate):
     begun = time.monotonic()
     for _ in range(100):

@@ -96,16 +96,25 @@ class RedisChannels(Part, Channels):
             and re.fullmatch("[0-9a-f]{32}", name) is not None
         )
 
-    def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
-        known = list(filter(self._is_channel, addresses))
-        if not known:
-            return False
-        payload = woken_task_of(f"{self._records.stem(wake.name)}lock", wake)
-        to = [payload, " ".join(known)] if self._servers.in_order else []
-        push = self._records.call(_PUSH, wake.name, wake.run, *to)
-        became = self._requests.ask([push], wake.name).answers[0]
-        if became == 1 and not to:
-            return any(self._publish(payload, address) for address in known)
+    def push_all(self, pushes: Sequence[tuple[WokenTask, Iterable[str]]]) -> list[bool]:
+        known = [(wake, list(filter(self._is_channel, where))) for wake, where in pushes]
+        calls = [self._push(wake, addresses) for wake, addresses in known if addresses]
+        answers = iter(self._requests.ask(calls, known[0][0].name).answers if calls else ())
+        return [
+            bool(addresses) and self._is_received(wake, addresses, next(answers))
+            for wake, addresses in known
+        ]
+
+    def _push(self, wake: WokenTask, addresses: list[str]) -> Command:
+        to = [self._payload(wake), " ".join(addresses)] if self._servers.in_order else []
+        return self._records.call(_PUSH, wake.name, wake.run, *to)
+
+    def _payload(self, wake: WokenTask) -> bytes:
+        return woken_task_of(f"{self._records.stem(wake.name)}lock", wake)
+
+    def _is_received(self, wake: WokenTask, addresses: list[str], became: Any) -> bool:
+        if became == 1 and not self._servers.in_order:
+            return any(self._publish(self._payload(wake), address) for address in addresses)
         return became in (0, 1)  # 0: it was already claimed, there is nothing to send
 
     def _publish(self, payload: bytes, address: str) -> bool:

@@ -133,6 +133,24 @@ class Pushing(Channels):
         close_first()
         close_second()
 
+    def test_several_runs_are_pushed_at_once_and_each_has_its_answer(
+        self, store: QueueStore
+    ) -> None:
+        received: list[WokenTask] = []
+        gone, close_gone = self.open_registered(store, ["celery"])
+        close_gone()
+        peer, close = self.open_registered(store, ["celery"], receive=received.append)
+        first, second, third = (woken(store, key, f"run {key}") for key in "klm")
+        wait_until(lambda: not store.channels.push(third, [gone.address]), "it to be closed")
+
+        pushes = [(first, [peer.address]), (second, []), (third, [gone.address, peer.address])]
+
+        assert store.channels.push_all(pushes) == [True, False, True]
+        wait_until(lambda: len(received) == 2, "the pushes")
+        assert received == [first, third]
+        assert store.channels.push_all([]) == []
+        close()
+
     def test_a_run_that_no_channel_receives_is_for_the_broker(self, store: QueueStore) -> None:
         peer, close = self.open_registered(store, ["celery"])
         close()

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 from redis import Redis
 
+from celery_distlock.runtime.message_facts import HEADER
 from celery_distlock.runtime.relay import Relay, by_room
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.store import RedisStore
@@ -155,6 +156,28 @@ def test_workers_are_looked_up_once_for_all_threads(store, relay, staff, request
 
     assert len(requests) == 8 + 1
     wait_until(lambda: len(came) == 8, what="the pushes")
+
+
+def test_all_that_is_woken_together_is_pushed_in_one_request(store, relay, staff, requests):
+    _, came = staff(free=8)
+    assert relay.push(wake(store, "before"), MESSAGE)
+    woken = [(wake(store, f"run {number}"), MESSAGE) for number in range(8)]
+    requests.clear()
+
+    assert relay.push_together(woken) == {f"run {number}" for number in range(8)}
+
+    assert len(requests) == 1
+    wait_until(lambda: len(came) == 9, what="the pushes")
+
+
+def test_calls_that_are_woken_together_are_no_more_than_there_is_room_for(store, relay, staff):
+    _, came = staff(free=2)
+    call = {**MESSAGE, "headers": {HEADER: {"sent": True, "id": None, "retries": 0}}}
+    woken = [(wake(store, f"run {number}"), call) for number in range(4)]
+
+    assert relay.push_together(woken) == {"run 0", "run 1"}
+
+    wait_until(lambda: len(came) == 2, what="the pushes")
 
 
 def test_a_remembered_worker_that_is_gone_is_replaced_by_another(store, relay, staff):
