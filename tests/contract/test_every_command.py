@@ -88,6 +88,11 @@ def threads(world):
     world.ends(first)
 
 
+def threads_alone(world):
+    first, *_ = world.comes("k"), world.blocks("k"), world.blocks("k")
+    world.ends(first)
+
+
 def calls(world):
     first = world.sends("k")
     world.sends("k")
@@ -175,6 +180,7 @@ def all_in_one_step(world):
 
 SCENARIOS = [
     *(threads, calls, changes, times, all_in_one_step, drops, several_keys_step_by_step),
+    threads_alone,
     one_after_the_other,
     a_holder_dies,
     units,

@@ -26,7 +26,7 @@
 -- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
 -- OFTEN place_of new_record go is_in_woken write_run a_holder reply named with_holder answer_second held_by
 -- OFTEN answer_claim is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
--- OFTEN read_limit pass write_grant outlive claim arrive forget_run granted
+-- OFTEN read_limit pass write_grant row_of integer outlive claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
 request = request and cjson.decode(request) or {}
@@ -37,13 +37,21 @@ local leaves = false -- whether it gave up a reservation in this call
 local member = blocks and 'b:' .. request.inbox .. ' ' .. owner or run ~= '' and 'p:' .. run or ''
 lease_ms, arrival = tonumber(lease_ms), tonumber(arrival)
 
--- Grants a key that has neither a holder nor a waiter. This is the most frequent case.
-local function take_free_key()
-    if not (parks or repeated or want) and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
-        read_clock()
-        local token, refused = grant_alone(owner, run, lease_ms, HELD, 0, '')
-        return token or refused
+-- Claims a reservation of a blocked waiter that is exclusive, if nothing forbids it. Returns the token.
+local function claim_alone()
+    local token, row, rest = unpack(redis.call('HMGET', LOCK, 'token', 'x', 'rest'))
+    local ends, place, since, names = string.match(row or '', '^(%d+) 0 %-1 r (%d+) (%d+) (.*)$')
+    if rest or names ~= #owner .. ' ' .. owner or (existing > 1 and redis.call('HEXISTS', TASKS, 'limit') == 1) then
+        return nil
     end
+    read_clock()
+    if tonumber(ends) <= now_ms then
+        return nil
+    end
+    ends = math.max(ends, math.ceil(now_ms + lease_ms))
+    redis.call('PEXPIRE', LOCK, math.ceil(ends - now_ms)) -- first, as in write_grant()
+    redis.call('HSET', LOCK, 'x', string.format('%d', ends) .. ' 0 -1 h ' .. place .. ' ' .. since .. ' ' .. names)
+    return token
 end
 
 local function look_at_all()
@@ -296,12 +304,20 @@ local function look_early(place)
     end
 end
 
-local told = take_free_key()
-if told then
-    return told
+local is_plain = not (parks or repeated or want)
+local existing = is_plain and redis.call('EXISTS', LOCK, QUEUE, TASKS)
+-- The most frequent case: the key has neither a holder nor a waiter.
+if existing == 0 then
+    read_clock()
+    local token, refused = write_alone(owner, run, lease_ms, HELD, '0')
+    return token or refused
+end
+local claimed = existing and blocks and run == '' and claim_alone()
+if claimed then
+    return claimed
 end
 look_at_all()
-local mine, reserved = grant_of(owner), grant_for(run)
+local mine, reserved, told = grant_of(owner), grant_for(run), nil
 if reserved and blocks then
     strike(member) -- it was blocked, and now claims its run's reservation
 end

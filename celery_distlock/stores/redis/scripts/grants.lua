@@ -87,9 +87,10 @@ local function live_grants(words)
 end
 
 local function row_of(grant)
-    local terms = string.format('%d %d %d %s%s', grant.ends, grant.units, grant.slot, grant.stage, grant.flags)
-    local head = string.format('%s %d %s %d ', terms, grant.place, grant.since, #grant.owner)
-    return head .. grant.owner .. grant.run -- both may contain any bytes
+    local stage, owner = grant.stage .. grant.flags, grant.owner
+    local form = '%d %d %d %s %d %s %d '
+    local head = string.format(form, grant.ends, grant.units, grant.slot, stage, grant.place, grant.since, #owner)
+    return head .. owner .. grant.run -- both may contain any bytes
 end
 
 -- Returns the task id of a run, which may be one of several attempts.
@@ -166,22 +167,34 @@ local function begin_lease(for_ms)
     end
 end
 
--- Grants the key exclusively. Returns the token, or nothing and the server's refusal.
-local function grant_alone(owner, run, for_ms, stage, place, flags)
+-- Writes an exclusive grant, faster than row_of() would. Returns the token and the end, or nothing and the
+-- server's refusal.
+local function write_alone(owner, run, for_ms, stage, place)
     local token, refused = mint()
     if not token then
         return nil, refused
     end
-    local grant = { owner = owner, run = run, units = 0, slot = -1, since = clock, flags = flags }
-    grant.ends, grant.stage, grant.place = math.ceil(now_ms + for_ms), stage, place
-    redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant))
-    if key.is_stale and (key.start or key.was) then
-        redis.call('HDEL', LOCK, 'start:' .. key.gone, 'was') -- of the previous grant
-    end
+    local ends = math.ceil(now_ms + for_ms)
+    local head = string.format('%d', ends) .. ' 0 -1 ' .. stage .. ' ' .. place .. ' ' .. clock .. ' ' .. #owner
+    redis.call('HSET', LOCK, 'token', token, 'x', head .. ' ' .. owner .. run)
     refused = begin_lease(for_ms)
     if refused then
         return nil, refused
     end
+    return token, ends
+end
+
+-- Grants the key exclusively. Returns the token, or nothing and the server's refusal.
+local function grant_alone(owner, run, for_ms, stage, place, flags)
+    local token, ends = write_alone(owner, run, for_ms, stage .. flags, string.format('%d', place))
+    if not token then
+        return nil, ends
+    end
+    if key.is_stale and (key.start or key.was) then
+        redis.call('HDEL', LOCK, 'start:' .. key.gone, 'was') -- of the previous grant
+    end
+    local grant = { owner = owner, run = run, units = 0, slot = -1, since = clock, flags = flags }
+    grant.ends, grant.stage, grant.place = ends, stage, place
     key.alone, key.token, key.is_stale = grant, token, false
     return token, -1
 end

@@ -37,14 +37,14 @@ end
 
 -- Returns a token above all earlier ones; or nothing, and the refusal of a full server.
 local function mint()
-    local token = integer(now)
+    local token = clock
     local last = redis.pcall('SET', FENCE, token, 'PX', FENCE_MS, 'GET')
     if type(last) == 'table' then
         return nil, last
     end
     local before = last and tonumber(last)
     if before and before >= now and before < EXACT then
-        token = integer(before + 1)
+        token = string.format('%d', before + 1)
         redis.call('SET', FENCE, token, 'PX', FENCE_MS)
     end
     return token

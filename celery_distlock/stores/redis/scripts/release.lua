@@ -14,11 +14,11 @@
 -- keep_ms   how long the key stays reserved for keep_run; if that run is parked, it is served now
 -- unstarted the task has not begun: its start does not count where the key has a rate
 -- USES records grants limits rates gates runs answers queue
--- OFTEN look read_clock load known_number fetch_with_first fetch field run_of record read_grant grant_of
--- OFTEN reserved_owner held_by note_completion may_come_again record_end note_end keep_ends keeps free
--- OFTEN vacate tidy hand_on first_waiter want_in offer_to_run opens keeps_out held_alone paused resting
--- OFTEN taken full too_soon terms_for limit_now read_limit reserve grant_to grant_alone mint row_of integer
--- OFTEN begin_lease claim_ms go is_in_woken write_run wake send push follows_another publish answer
+-- OFTEN look load known_number fetch_with_first fetch field run_of record read_grant grant_of reserved_owner
+-- OFTEN held_by note_completion may_come_again record_end note_end keep_ends keeps free vacate tidy hand_on
+-- OFTEN first_waiter want_in offer_to_run opens keeps_out held_alone paused resting taken full too_soon
+-- OFTEN terms_for limit_now read_limit reserve grant_to grant_alone row_of integer claim_ms go is_in_woken
+-- OFTEN write_run wake send push follows_another answer
 
 local owner, run, ended, channel, destination, request = unpack(ARGV)
 request = request and cjson.decode(request) or {}
@@ -26,17 +26,35 @@ local inbox, keep_run, keep_ms, unstarted = request.inbox, request.keep_run, req
 near_channel, near = channel, destination ~= '' and destination or nil
 givers = run
 
--- Releases an exclusive grant if there are no waiters and nothing to record. Returns whether it did. This
--- is the most frequent case.
+local is_plain = not (tonumber(ended) > 1 or keep_ms or unstarted)
+local others = is_plain and redis.call('EXISTS', QUEUE, TASKS) or 2
+
+-- Releases an exclusive grant if there is nothing to record. Returns whether it did.
 local function release_alone()
-    if tonumber(ended) > 1 or keep_ms or unstarted or redis.call('EXISTS', QUEUE, TASKS) > 0 then
-        return false
-    end
     local alone, rest = unpack(redis.call('HMGET', LOCK, 'x', 'rest'))
     if rest or not is_last_of(alone or '', owner, run) then
         return false
     end
     redis.call('DEL', LOCK)
+    return true
+end
+
+-- Hands an exclusive grant over to the first waiter, if that is blocked and there is nothing to record but
+-- the reservation. Returns whether it did.
+local function hand_over_alone()
+    local head, place = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))
+    local channel, waiter = string.match(head or '', '^b:(%S+) (.+)$')
+    local alone, rest, was, started = unpack(redis.call('HMGET', LOCK, 'x', 'rest', 'was', 'start:' .. owner))
+    if not channel or rest or was or started or not is_last_of(alone or '', owner, run) then
+        return false
+    elseif publish(channel, waiter) == 0 then
+        return false
+    end
+    read_clock()
+    if not write_alone(waiter, '', GRANT_MS, RESERVED, string.format('%d', place)) then
+        return false
+    end
+    redis.call('ZREM', QUEUE, head)
     return true
 end
 
@@ -94,7 +112,11 @@ local function keep_locked(grant)
     end
 end
 
-if release_alone() then
+-- The most frequent case: there are no waiters.
+if others == 0 and release_alone() then
+    return 1
+end
+if others == 1 and not inbox and hand_over_alone() then
     return 1
 end
 look(owner, run)
