@@ -185,6 +185,7 @@ def _packed(*words: Any) -> bytes:
     return b"".join(parts)
 
 
+@functools.lru_cache(maxsize=256, typed=True)  # a process sends the same ones again and again
 def fields(**given: Any) -> str:
     """Return the named fields of a request, as JSON for a script; false ones are left out."""
     if not any(given.values()):
