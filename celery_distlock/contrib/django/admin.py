@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.views.decorators.http import require_POST
 
 from celery_distlock.errors import DistlockError
 from celery_distlock.keys import key_of, slot_name
@@ -55,8 +54,8 @@ class LockAdmin(admin.ModelAdmin):
         return False
 
     def get_urls(self) -> list[Any]:
-        """Add the address of the actions, which takes nothing but POST."""
-        act = self.admin_site.admin_view(require_POST(self.act_view))
+        """Add the address of the actions."""
+        act = self.admin_site.admin_view(self.act_view)
         address = path("<path:object_id>/act/<slug:action>/", act, name="celery_distlock_lock_act")
         return [address, *super().get_urls()]
 
@@ -111,10 +110,14 @@ class LockAdmin(admin.ModelAdmin):
         return self._page(request, "show", context, title=str(lock), object_id=object_id)
 
     def act_view(self, request: HttpRequest, object_id: str, action: str) -> HttpResponse:
-        """Perform one action, and show the key again."""
+        """Perform one action if it is a POST, and show the key again."""
         lock, kind = Lock(name=unquote(object_id)), ACTIONS.get(action)
         if kind is None:
             raise Http404
+        name = f"{self.admin_site.name}:celery_distlock_lock_change"
+        shown = HttpResponseRedirect(reverse(name, args=[quote(lock.name)]))
+        if request.method != "POST":  # as after a log-in in between
+            return shown
         if not self._may(request, kind):
             raise PermissionDenied
         form = kind(request.POST)
@@ -125,13 +128,12 @@ class LockAdmin(admin.ModelAdmin):
                 messages.error(request, f"Nothing was done. {wrong.removeprefix('__all__: ')}")
             elif form.act(Admin(celery_app()), key_of(lock.name), author):
                 self.log_change(request, lock, f"{action}: {form.cleaned_data['reason']}")
-                messages.success(request, f"{lock} {form.outcome}.")
+                messages.success(request, f"{form.outcome}: {lock}")
             else:
                 messages.warning(request, f"Nothing was done: {lock} has changed in the meantime.")
         except DistlockError as error:
             messages.error(request, str(error))
-        name = f"{self.admin_site.name}:celery_distlock_lock_change"
-        return HttpResponseRedirect(reverse(name, args=[quote(lock.name)]))
+        return shown
 
     def _may(self, request: HttpRequest, action: type[Action]) -> bool:
         return bool(request.user.has_perm(f"celery_distlock.{action.permission}_lock"))

@@ -23,7 +23,7 @@ class Action(forms.Form):
     Attributes:
         permission: The permission that it needs, without ``_lock``.
         warning: What an operator must know before.
-        outcome: What it has done, in words.
+        outcome: What it has done, before the name of the key.
     """
 
     permission: ClassVar[str]
@@ -49,7 +49,7 @@ class Release(Action):
         "The holder is not asked. It notices within a third of its lease, and until then two tasks"
         " may run. Release what is stuck, not what is slow."
     )
-    outcome = "was taken from its holder"
+    outcome = "Taken from its holder"
     field_order = ("holder", "token", "reason")
 
     holder = forms.CharField(widget=forms.Select)
@@ -73,7 +73,7 @@ class Drop(Action):
 
     permission = "drop"
     warning = "The task never runs; its state becomes REVOKED, and a chord that waits for it fails."
-    outcome = "has lost the task from its queue"
+    outcome = "Dropped a task that waited for it"
     field_order = ("task_id", "reason")
 
     task_id = forms.CharField(widget=forms.Select, label="Task")
@@ -107,7 +107,7 @@ class Limit(_Lasting):
 
     permission = "limit"
     warning = "It replaces an earlier limit, and a pause. Current holders are not affected."
-    outcome = "is limited"
+    outcome = "Limited"
     field_order = ("units", "rate", "seconds", "reason")
 
     units = forms.IntegerField(min_value=1, max_value=MAX_CAPACITY, required=False)
@@ -128,7 +128,7 @@ class Pause(_Lasting):
 
     permission = "pause"
     warning = "There are no new grants then. Current holders are not affected."
-    outcome = "is paused"
+    outcome = "Paused"
     field_order = ("seconds", "reason")
 
     def act(self, admin: Admin, key: str, author: str) -> bool:
@@ -141,7 +141,7 @@ class Resume(Action):
 
     permission = "pause"
     warning = "It removes the limit or the pause; what fits is woken at once."
-    outcome = "has no limit any more"
+    outcome = "Without a limit now"
 
     def fill(self, lock: KeyState, waiters: Sequence[WaiterInfo]) -> bool:
         return lock.limit is not None

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.db import models
 
+from celery_distlock.keys import key_of
 from celery_distlock.naming import printable, shown
 
 
@@ -15,7 +16,7 @@ class _NoRows(models.Manager):
 
 
 class Lock(models.Model):
-    """A key; what is known of it is in the lock store."""
+    """A key, by its `slot_name`; what is known of it is in the lock store."""
 
     name = models.CharField(primary_key=True, max_length=200)
     objects = _NoRows()
@@ -32,4 +33,4 @@ class Lock(models.Model):
         )
 
     def __str__(self) -> str:
-        return printable(shown(self.name))
+        return printable(shown(key_of(self.name)))

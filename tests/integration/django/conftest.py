@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_distlock.testing import die_with_parent
 from tests import servers
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +54,31 @@ class Project:
         start = "import django, json; django.setup()\n"
         done = self._run("-c", f"{start}{code}", settings=settings)
         return [json.loads(line) for line in done.stdout.splitlines()]
+
+    @contextmanager
+    def served(self, log: Path) -> Iterator[str]:
+        """Run ``manage.py runserver`` on a free port; gives its URL."""
+        args = ["runserver", "--noreload", "--insecure", "127.0.0.1:0"]  # insecure: with its styles
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                die_with_parent([sys.executable, *WARNINGS, "manage.py", *args], signal.SIGTERM),
+                cwd=PROJECT,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+        def printed() -> re.Match[str] | None:
+            assert process.poll() is None, log.read_text()
+            return re.search(r"at (http://\S+:\d+)/", log.read_text())
+
+        try:
+            yield wait_until(printed, timeout=100.0, what="the site to be served")[1]
+        finally:
+            process.terminate()
+            process.wait(30)
+            print("---- site", log.read_text(), sep="\n")  # noqa: T201
 
     def _run(
         self, *args: str, status: int = 0, settings: dict[str, Any] | None = None

@@ -120,7 +120,7 @@ for lock, queue, acts in before, now:
 """
     *answers, unknown, before, after = facts(project, code)
 
-    assert answers == [[405, 405, 403, 302, 302, 302, True]] * len(ACTIONS)
+    assert answers == [[302, 302, 403, 302, 302, 302, True]] * len(ACTIONS)
     assert unknown == [404]
     assert before == after
     assert after[2] == ["first", "second"]

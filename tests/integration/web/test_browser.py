@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_distlock import Lock
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.values import ParkRequest, Want
+from tests.integration.other_site import other_site
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect, PlaywrightError = playwright.expect, playwright.Error
@@ -518,28 +512,6 @@ def test_a_page_server_that_hangs_is_reported(shown, page_process):
         page_process.process.send_signal(signal.SIGCONT)
 
     expect(shown.get_by_role("alert").first).to_be_hidden()
-
-
-@contextmanager
-def other_site(text: str) -> Iterator[int]:
-    """A site of somebody else, which serves *text*; gives its port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
 
 
 ATTACK = """<!doctype html><meta charset=utf-8>
