@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from celery_distlock.settings import Settings
+
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SMOKE = yaml.safe_load((ROOT / "tests/acceptance/smoke/suite/compose.yml").read_text())
@@ -55,6 +57,14 @@ def test_a_service_waits_until_what_it_needs_is_healthy(name):
     for needed, how in SERVICES[name].get("depends_on", {}).items():
         assert how == {"condition": "service_healthy"}
         assert "healthcheck" in SERVICES[needed]
+
+
+def test_the_worker_and_its_broker_are_as_the_documentation_advises():
+    worker = SERVICES["worker"]
+
+    assert int(worker["stop_grace_period"].removesuffix("s")) > 2 * Settings().lease
+    assert "inspect" not in " ".join(worker["healthcheck"]["test"])
+    assert SERVICES["rabbitmq"]["image"].startswith("rabbitmq:4.")
 
 
 @each_service
