@@ -32,6 +32,7 @@ __all__ = [
 
 MAX_FACTOR = 1000.0
 MOST_WAITING = 10**9
+SHORTEST_TIMEOUT = 0.001
 FIRST_SHARE = 0.05  # of `Retry.delay`: the first delay for a holder that is late
 
 
@@ -47,6 +48,8 @@ class Conflict:
         attempts: How often this task has been sent again by countdown because of a conflict, not
             because of an outage of the store.
         full: It was not parked, because as many wait for the key as `Park.max_waiting` allows.
+        waited: Seconds since it first found its key taken; 0: it finds that now. Each retry
+            begins at 0.
     """
 
     key: str
@@ -54,6 +57,7 @@ class Conflict:
     remaining: float
     attempts: int
     full: bool = False
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,15 @@ class Park:
     Attributes:
         max_waiting: If as many wait for the key, the policy decides again, with `Conflict.full`; if
             it decides to park then, the task is parked. None: any number may wait.
+        timeout: Seconds after which, counted as `Conflict.waited`, the task leaves the queue
+            without its key, and the policy decides again. None: when it gets its key.
     """
 
     max_waiting: int | None = None
+    timeout: float | None = None
+
+
+UNBOUNDED = Park()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +136,15 @@ class Requeue(Policy):
             through the store and *then* is ``"fail"``; otherwise *then* applies where the task
             runs. Tasks that a chord, a group, a chain or a link waits for are let in, and so are
             retries. Only for tasks of one key. None: any number.
-        then: What happens to a task that is not let in: a policy or its name; neither ``"requeue"``
-            nor ``"wait"``.
+        timeout: Seconds after which a task that has not got its key leaves the queue. They count
+            from when it first found its key taken, or joined the queue; again for each retry. None:
+            it waits for as long as it takes.
+        then: What happens to a task that is not let in, or has waited for that long: a policy or
+            its name; neither ``"requeue"`` nor ``"wait"``.
     """
 
     max_waiting: int | None = None
+    timeout: float | None = None
     then: "Policy | str" = "fail"
 
     needs = frozenset({Ability.QUEUE})
@@ -143,11 +157,13 @@ class Requeue(Policy):
                 " 'skip' or 'retry'"
             )
         object.__setattr__(self, "then", then)
+        if self.max_waiting is self.timeout is None and then != Fail():
+            raise ConfigurationError(
+                f"Requeue(then={self.then!r}) has no effect without max_waiting or timeout"
+            )
+        if self.timeout is not None:
+            _check_number("Requeue(timeout)", self.timeout, SHORTEST_TIMEOUT, MAX_LEASE)
         if self.max_waiting is None:
-            if then != Fail():
-                raise ConfigurationError(
-                    f"Requeue(then={self.then!r}) has no effect without max_waiting"
-                )
             return
         if type(self.max_waiting) is not int or not 1 <= self.max_waiting <= MOST_WAITING:
             raise ConfigurationError(
@@ -157,14 +173,15 @@ class Requeue(Policy):
 
     def __repr__(self) -> str:
         then = None if self.then == Fail() else self.then
-        given = {"max_waiting": self.max_waiting, "then": then}
+        given = {"max_waiting": self.max_waiting, "timeout": self.timeout, "then": then}
         terms = (f"{name}={value!r}" for name, value in given.items() if value is not None)
         return f"Requeue({', '.join(terms)})"
 
     def decide(self, conflict: Conflict) -> Decision:
-        if conflict.full:
+        has_waited = self.timeout is not None and conflict.waited >= self.timeout
+        if conflict.full or has_waited:
             return resolve("Requeue(then)", self.then).decide(conflict)
-        return Park(self.max_waiting)
+        return bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,20 +328,20 @@ def may_refuse(policy: Policy) -> bool:
     """Whether a conflict may fail the task under *policy*; assumed true of custom policies."""
     if isinstance(policy, Wait):
         return may_refuse(resolve("Wait(then)", policy.then))
-    if isinstance(policy, Requeue) and policy.max_waiting:
+    if isinstance(policy, Requeue) and (policy.max_waiting or policy.timeout):
         return may_refuse(resolve("Requeue(then)", policy.then))
     return not isinstance(policy, Requeue | Retry | Skip)
 
 
-def max_waiting(policy: Policy) -> int:
-    """Return the `max_waiting` of a policy that may park; 0: any number may wait."""
+def bounds(policy: Policy) -> Park:
+    """Return how *policy* parks a task, if it does: how many may wait, and for how long."""
     if isinstance(policy, Wait):
-        return max_waiting(resolve("Wait(then)", policy.then))
-    return (policy.max_waiting or 0) if isinstance(policy, Requeue) else 0
+        return bounds(resolve("Wait(then)", policy.then))
+    return Park(policy.max_waiting, policy.timeout) if isinstance(policy, Requeue) else UNBOUNDED
 
 
 def _check_number(where: str, value: Any, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
-        wanted = f"a number from {low:.0f} to {high:.0f}"
+        wanted = f"a number from {low:g} to {high:.0f}"
         raise ConfigurationError(f"{where} must be {wanted}, not {value!r}")

@@ -137,8 +137,8 @@ class BreakingServer(Server):
 class Run:
     """A task: its keys, and where it is."""
 
-    def __init__(self, name: str, keys: list[str], want: Want) -> None:
-        self.name, self.keys, self.want = name, keys, want
+    def __init__(self, name: str, keys: list[str], want: Want, leaves: float | None = None) -> None:
+        self.name, self.keys, self.want, self.leaves = name, keys, want, leaves
         self.times = 0  # that it was executed
         self.holds: dict[str, str] = {}  # owners, by key
         self.is_waiting = False  # in the store, as that has said
@@ -177,8 +177,8 @@ class World:
         finally:
             self.server.empty()
 
-    def comes(self, *keys: str, want: Want = ALONE) -> Run:
-        run = Run(f"r{len(self.runs)}:0:0:0", list(keys), want)
+    def comes(self, *keys: str, want: Want = ALONE, leaves: float | None = None) -> Run:
+        run = Run(f"r{len(self.runs)}:0:0:0", list(keys), want, leaves=leaves)
         self.runs[run.name] = run
         self.begins(run, may_be_copy=False)
         return run
@@ -265,7 +265,8 @@ class World:
         taken: dict[str, str] = {}
         for key in run.keys:
             owner = f"o{next(self._owners)}"
-            park = ParkRequest(run.name.encode()) if len(run.keys) == 1 else None
+            sealed = ParkRequest(run.name.encode(), leaves=run.leaves)
+            park = sealed if len(run.keys) == 1 else None
             request = AcquireRequest(
                 key, owner, LEASE, park, run.name, redelivered=may_be_copy, want=run.want
             )

@@ -101,7 +101,7 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
     """Let seconds pass for the records on one server."""
     with closing(redis.Redis.from_url(url)) as client:
         for record in keys(url, prefix):
-            if record.endswith((b":woken", b":done", b":due", b":later")):
+            if record.endswith((b":woken", b":done", b":due", b":later", b":leaving")):
                 for run in client.zrange(record, 0, -1):
                     client.zincrby(record, -1000 * seconds, run)
                 _expire_sooner(client, record, seconds)

@@ -97,7 +97,8 @@ class Conflicts:
         if invocation.is_second_delivery(reply):
             return self._defer(key, reply)
         attempts = invocation.header.attempts
-        conflict = Conflict(key, reply.holder, reply.remaining, attempts, full_at is not None)
+        is_full, waited = full_at is not None, invocation.waited
+        conflict = Conflict(key, reply.holder, reply.remaining, attempts, is_full, waited)
         decision = policy.decide(conflict)
         is_final = isinstance(decision, policies.Refuse | policies.Answer)
         if is_final and invocation.is_held_by_an_earlier_attempt(key, reply):

@@ -1,5 +1,6 @@
 """Acquires keys that are not simply free: entered ones, several, taken or reserved ones."""
 
+from dataclasses import replace
 from typing import Any
 
 from celery.exceptions import Ignore
@@ -134,16 +135,16 @@ class Contention:
             if not invocation.received.returns:
                 hold, reply = self._wait_here(key)
             elif len(self._wanted) > 1 and not invocation.is_second_delivery(reply):
-                key, reply = self._park_at_all(key, reply)
+                key, reply = self._park_at_all(key, reply, decision)
                 if reply.status is Status.RESERVED:
                     return None  # all keys are reserved for it, and acquired next
             else:
-                hold, reply = self._park(key, reply, decision.max_waiting)
+                hold, reply = self._park(key, reply, decision)
                 if reply.status is Status.FULL:
                     decision = self._conflicts.decide(key.template, reply, decision.max_waiting)
                     if not isinstance(decision, policies.Park):
                         return decision
-                    hold, reply = self._park(key, reply)
+                    hold, reply = self._park(key, reply, replace(decision, max_waiting=None))
         if hold is None:
             invocation.missing.remove(key)
             return None
@@ -200,11 +201,9 @@ class Contention:
         )
         return self._acquire(key, timeout=None)
 
-    def _park(
-        self, key: Key, reply: Reply, max_waiting: int | None = None
-    ) -> tuple[Hold | None, Reply]:
+    def _park(self, key: Key, reply: Reply, terms: policies.Park) -> tuple[Hold | None, Reply]:
         name = slot_name(key.template)
-        request = self._requeueing.park_request(name, max_waiting=max_waiting)
+        request = self._requeueing.park_request(name, terms=terms)
         if not self._invocation.is_second_delivery(reply):
             # Before it is parked: after that it may run and end elsewhere before we write.
             self._invocation.states.parked(key.template, reply.holder, reply.place)
@@ -213,7 +212,7 @@ class Contention:
         self._requeueing.leave_reservations(name)
         return hold, parked
 
-    def _park_at_all(self, key: Key, reply: Reply) -> tuple[Key, Reply]:
+    def _park_at_all(self, key: Key, reply: Reply, terms: policies.Park) -> tuple[Key, Reply]:
         """
         Release the acquired keys, and park the run at the key that refuses it now.
 
@@ -222,7 +221,7 @@ class Contention:
         """
         wanted, taken = self._wanted, list(self._invocation.taken)
         route = self._requeueing.route(wanted)
-        park_request = self._requeueing.park_request(*route.names)
+        park_request = self._requeueing.park_request(*route.names, terms=terms)
         self._invocation.states.parked(key.template, reply.holder, reply.place)  # as in `_park`
         self._invocation.asked_to_park = True
         arrival = reply.arrival or self._invocation.received.arrival or 0

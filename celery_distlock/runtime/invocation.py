@@ -188,6 +188,11 @@ class Invocation:
         """When it first found its key taken, in seconds since the epoch; now, if it never did."""
         return self.header.since or time.time()
 
+    @property
+    def waited(self) -> float:
+        """Seconds since it first found its key taken; 0, if it never did."""
+        return max(0.0, time.time() - self.header.since) if self.header.since else 0.0
+
     def is_second_delivery(self, reply: Reply) -> bool:
         """Whether the key is held by the same execution: by another delivery of the message."""
         return bool(self.execution_id) and reply.holder_run == self.execution_id
@@ -220,7 +225,7 @@ class Invocation:
             self.plan.terms,
             label=self.report.name,
             run=self.execution_id,
-            waited=max(0.0, time.time() - self.header.since) if self.header.since else 0.0,
+            waited=self.waited,
             redelivered=self.redelivered,
             retain=self.retained,
             on_event=self.report.event,

@@ -7,8 +7,10 @@ tag.
 """
 
 import base64
+import contextlib
 import datetime
 import functools
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,6 +34,7 @@ __all__ = [
     "addressed",
     "arguments_that_came",
     "destination_of",
+    "leaves_in",
     "publishing_of",
     "seal",
     "seal_call",
@@ -55,6 +58,8 @@ _OPTIONS = frozenset(
     }
 )
 
+# Seconds for which a message is parked at least, where two clocks differ about its time.
+SOONEST = 0.05
 _TEXTS = ("correlation_id", "reply_to", "message_id", "type", "user_id", "app_id", "cluster_id")
 
 _NOT_PROPERTIES = frozenset(
@@ -331,6 +336,22 @@ def seconds_left(at: Any) -> float:
     aware: Any = maybe_make_aware(maybe_iso8601(_with_time(at)))  # type: ignore[arg-type]
     left: datetime.timedelta = aware - datetime.datetime.now(datetime.UTC)
     return left.total_seconds()
+
+
+def leaves_in(timeout: float | None, since: float, expires: Any) -> float | None:
+    """
+    Return the seconds for which a message may still wait for its key; None: any time.
+
+    Args:
+        timeout: The seconds for which it may wait in all, from *since*; None: any time.
+        since: In seconds since the epoch.
+        expires: When it expires, as in its headers.
+    """
+    ends = [] if timeout is None else [since + timeout - time.time()]
+    if expires:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # Celery reports it
+            ends.append(seconds_until(expires))
+    return max(SOONEST, min(ends)) if ends else None
 
 
 def _with_time(at: Any) -> Any:

@@ -10,7 +10,7 @@ from celery_distlock.engine.hold import Terms, want_of
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, Receive, slot_name
-from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, max_waiting, resolve
+from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, bounds, resolve
 from celery_distlock.settings import APP_ONLY, TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import Ability, Store
 from celery_distlock.unique import CallRule, Throttle, rule_of
@@ -262,7 +262,7 @@ def make_plan(
 
 def ensure_one_queue(where: str, policy: Policy, keys: int, verb: str) -> None:
     """Raise if *policy* bounds the queue, and a call of the task at *where* has several *keys*."""
-    if keys > 1 and max_waiting(policy):
+    if keys > 1 and bounds(policy).max_waiting:
         raise ConfigurationError(
             f"{where}: {policy!r} bounds the queue of one key, and lock_key {verb} {keys}"
         )

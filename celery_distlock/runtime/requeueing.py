@@ -33,7 +33,7 @@ from celery_distlock.stores.values import (
 
 from .invocation import Invocation
 from .message_facts import LockHeader, is_let_in
-from .messages import addressed, arguments_that_came, seal, with_eta
+from .messages import addressed, arguments_that_came, leaves_in, seal, with_eta
 from .publishing import broker_reason, is_refusal, publish
 
 __all__ = ["Postponed", "Requeueing", "drop", "drop_at", "route_of"]
@@ -60,14 +60,16 @@ class Requeueing:
 
     # At keys that are taken
 
-    def park_request(self, *names: str, max_waiting: int | None = None) -> ParkRequest:
+    def park_request(self, *names: str, terms: policies.Park) -> ParkRequest:
         """Return the request that parks it at the first of the keys with slot names *names*."""
         invocation = self._invocation
         since, run = invocation.waiting_since, invocation.execution_id
         header = invocation.header.parked(names, run, since=since, sent=False)
-        request = self._request_for(invocation.seal(header))
         lets_in = invocation.header.woken or is_let_in(invocation.request.__dict__)
-        return request if lets_in else request._replace(max_waiting=max_waiting or 0)
+        return self._request_for(invocation.seal(header))._replace(
+            max_waiting=0 if lets_in else terms.max_waiting or 0,
+            leaves=leaves_in(terms.timeout, since, invocation.request.expires),
+        )
 
     def route(self, keys: Iterable[Key]) -> Route:
         """Return the route of its run through *keys*, in their order."""

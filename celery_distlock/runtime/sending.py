@@ -16,7 +16,7 @@ from celery_distlock.engine.hold import ensure_able
 from celery_distlock.errors import ConfigurationError, LockKeyError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import Receive
-from celery_distlock.policies import max_waiting
+from celery_distlock.policies import bounds
 from celery_distlock.settings import checked
 from celery_distlock.stores import Ability, QueueStore
 from celery_distlock.stores.requests import Identity
@@ -78,8 +78,10 @@ def apply_async(
             call = _call_of(
                 task, runtime, plan, rule, given, options=options, via=via, must_go=must_go
             )
-            if call and not (by_celery or any(map(options.get, HANGING))):
-                call = replace(call, max_waiting=max_waiting(plan.policy))
+            if call:
+                terms = bounds(plan.policy)
+                lets_in = by_celery or any(map(options.get, HANGING))
+                call = replace(call, bounds=replace(terms, max_waiting=None) if lets_in else terms)
         except (LockKeyError, ConfigurationError):
             if not must_go:
                 raise  # otherwise its own execution reports it

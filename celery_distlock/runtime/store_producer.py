@@ -14,7 +14,7 @@ from celery_distlock.engine.hold import want_of
 from celery_distlock.errors import ConfigurationError, QueueFullError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
-from celery_distlock.policies import Fail, Requeue
+from celery_distlock.policies import UNBOUNDED, Fail, Park, Requeue
 from celery_distlock.stores import ParkRequest, QueueStore, SendRequest, Sent, WokenTask
 from celery_distlock.stores.queue_parts import SendReply
 from celery_distlock.stores.requests import Identity
@@ -23,7 +23,7 @@ from celery_distlock.unique import Throttle
 from .app import Runtime
 from .current import Task
 from .message_facts import LockHeader, execution_id
-from .messages import Content, destination_of, seal_call, when, with_header
+from .messages import Content, destination_of, leaves_in, seal_call, when, with_header
 from .plans import Plan
 from .publishing import broker_errors, broker_reason
 
@@ -42,7 +42,7 @@ class Call:
         must_go: Send it even where its rules would not: a link, a retry, or a call with
             ``lock_unique=None``.
         terms: The identity that it asks for.
-        max_waiting: How many may wait for the key, for it to be queued; 0: any number.
+        bounds: How many may wait for the key, for it to be queued, and for how long it may.
     """
 
     task: Task
@@ -53,7 +53,7 @@ class Call:
     delay: float
     must_go: bool
     terms: Identity = _NONE
-    max_waiting: int = 0
+    bounds: Park = UNBOUNDED
 
     @property
     def name(self) -> str:
@@ -77,6 +77,7 @@ class Call:
         how: Mapping[str, Any],
         identity: Identity | None,
         destination: str,
+        leaves: float | None,
     ) -> SendReply:
         """Hand the message to the store, and dispatch the waiting runs that this admits."""
         signed = self.runtime.trust.sign(self.name, run, seal_call(content, how))
@@ -84,7 +85,8 @@ class Call:
             signed,
             task=str(self.task.name),
             destination=destination,
-            max_waiting=self.max_waiting,
+            max_waiting=self.bounds.max_waiting or 0,
+            leaves=leaves,
         )
         request = SendRequest(
             self.key.template,
@@ -243,7 +245,9 @@ class StoreProducer:
             return self._publish_in_time(content, _as_outage(how, kept))
         marked = {**how, "headers": with_header(headers, header)}
         try:
-            reply = call.send(header.run, content, marked, self._identity, destination_of(*where))
+            leaves = leaves_in(call.bounds.timeout, kept.since, headers.get("expires"))
+            to, identity = destination_of(*where), self._identity
+            reply = call.send(header.run, content, marked, identity, to, leaves)
         except StoreUnavailableError as error:
             if self._identity is not None and self._identity.replaces == header.run:
                 raise  # sent by the broker, it would be a second delivery of the run it replaces
@@ -263,8 +267,8 @@ class StoreProducer:
             raise ChangedError
         if reply.sent is Sent.FULL:
             if call.refuses:
-                key = call.key.template
-                raise QueueFullError(key, reply.holder, reply.remaining, call.max_waiting)
+                most = call.bounds.max_waiting or 0
+                raise QueueFullError(call.key.template, reply.holder, reply.remaining, most)
             return self._publish_in_time(content, how)  # the policy applies where it runs
         if reply.sent is Sent.GO:
             self._start(content, marked, header.run)

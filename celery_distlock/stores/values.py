@@ -526,7 +526,8 @@ class ParkRequest(NamedTuple):
     bytes are pushed to it. The task's name is kept for display in the queue. `destination` is any
     text that names where the broker would deliver the bytes. If it is given, they may be pushed to
     a worker that consumes from there; see :class:`OwnChannel`. If `max_waiting` or more wait at the
-    key, a run that the store does not know is not queued; 0: any number may wait.
+    key, a run that the store does not know is not queued; 0: any number may wait. After `leaves`
+    seconds a run that still waits is dispatched, though nothing is reserved for it; None: never.
     """
 
     envelope: bytes
@@ -534,6 +535,7 @@ class ParkRequest(NamedTuple):
     task: str = ""
     destination: str = ""
     max_waiting: int = 0
+    leaves: float | None = None
 
 
 class OwnChannel(NamedTuple):

@@ -14,6 +14,7 @@ from celery_distlock.engine.hold import want_of
 from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, slot_name
+from celery_distlock.policies import UNBOUNDED, Park
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.message_facts import PLAIN_CONTENT, LockHeader
 from celery_distlock.runtime.messages import seconds_until
@@ -90,7 +91,7 @@ class Arrival:
         widens: Whether the prefetch is raised by one while this message is held.
         came_first: Whether it was parked at a key that is open to it, so that no release wakes it.
         look: A call that the thread makes instead of parking it.
-        max_waiting: How many may wait for its key, for it to be parked; 0: any number.
+        bounds: How many may wait for its key, for it to be parked, and for how long it may.
     """
 
     task: Any
@@ -103,7 +104,7 @@ class Arrival:
     widens: bool = False
     came_first: bool = False
     look: Callable[[], object] | None = None
-    max_waiting: int = 0
+    bounds: Park = UNBOUNDED
 
     @property
     def identity(self) -> str:
@@ -114,6 +115,12 @@ class Arrival:
     def key(self) -> str:
         """The first key."""
         return self.keys[0].template
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether it has left the queue already, and its policy applies if it must wait again."""
+        since, timeout = LockHeader.of(self.message.headers).since, self.bounds.timeout
+        return bool(since and timeout is not None and clock.wall() - since >= timeout)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:

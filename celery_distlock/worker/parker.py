@@ -23,7 +23,7 @@ from celery_distlock.runtime.message_facts import (
     is_let_in,
     without_ours,
 )
-from celery_distlock.runtime.messages import seal_message
+from celery_distlock.runtime.messages import leaves_in, seal_message
 from celery_distlock.runtime.reporting import PARKED, Report, is_aborted
 from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.stores import QueueStore, StandRequest, Store
@@ -97,7 +97,7 @@ class Parker:
 
     def _park(self, arrival: Arrival) -> tuple[bool, bool]:
         """Park the message; return whether it is parked, and whether that is uncertain."""
-        if self._stopped or not may_run_at_once(arrival.message):
+        if self._stopped or not may_run_at_once(arrival.message) or arrival.has_waited:
             return False, False
         try:
             reply = self._request(arrival)
@@ -175,11 +175,15 @@ class Parker:
         header = header.parked(arrival.names, run, since=since, sent=False)
         sealed = seal_message(arrival.message, header)
         envelope = runtime.trust.sign(header.parked_at, run, sealed)
-        request = ParkRequest(envelope, runtime.delivery_address, str(arrival.task.name))
-        most = arrival.max_waiting
-        if most and not is_let_in({**headers, **(arrival.message.payload[2] or {})}):
-            request = request._replace(max_waiting=most)
-        return request, run
+        terms, (_, _, embedded) = arrival.bounds, arrival.message.payload
+        lets_in = terms.max_waiting and is_let_in({**headers, **(embedded or {})})
+        return ParkRequest(
+            envelope,
+            runtime.delivery_address,
+            str(arrival.task.name),
+            max_waiting=0 if lets_in else terms.max_waiting or 0,
+            leaves=leaves_in(terms.timeout, since, headers.get("expires")),
+        ), run
 
 
 def _close_broken_connections() -> None:

@@ -16,7 +16,7 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.strategy import default
 
 from celery_distlock.engine.hold import want_of
-from celery_distlock.policies import Fail, Requeue, Skip, max_waiting
+from celery_distlock.policies import Fail, Requeue, Skip, bounds
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.message_facts import LockHeader, addressee_of
 from celery_distlock.runtime.plans import Plan
@@ -92,7 +92,7 @@ class _ParkOnArrival(Receiver):
             errors = self._consumer.connection_errors
             acknowledge = functools.partial(delivery.acknowledge, logger, errors)
             arrival = Arrival(self._task, message, keys, acknowledge, delivery.go_on)
-            arrival.max_waiting = max_waiting(self._plan.policy)
+            arrival.bounds = bounds(self._plan.policy)
             return parking.take(arrival)
         with in_flight.entering(wants, message.headers["id"]):
             return delivery.go_on()

@@ -84,6 +84,41 @@ work_of_two, work_of_two_or_full, work_of_two_or_later = (
         ("work_of_two_or_later", policies.Retry(delay=0.1, factor=1.0, turns=False)),
     ]
 )
+work_for_a_second, work_for_a_second_or_late, work_for_a_second_or_later = (
+    locked(name=name, lock_on_conflict=policies.Requeue(timeout=1.0, then=then))(work)
+    for name, then in [
+        ("work_for_a_second", "fail"),
+        ("work_for_a_second_or_late", policies.Skip("late")),
+        ("work_for_a_second_or_later", policies.Retry(delay=0.1, factor=1.0, turns=False)),
+    ]
+)
+work_for_a_minute = locked(
+    name="work_for_a_minute", lock_on_conflict=policies.Requeue(timeout=60.0)
+)(work)
+work_once_for_a_while = locked(
+    name="work_once_for_a_while",
+    lock_on_conflict=policies.Requeue(timeout=4.0),
+    lock_unique="finished",
+)(work)
+work_with_two_for_a_second = locked(
+    name="work_with_two_for_a_second",
+    lock_key=["{key}:a", "{key}:b"],
+    lock_on_conflict=policies.Requeue(timeout=1.0),
+)(work)
+
+
+class AskWhetherItHasWaited(policies.Policy):
+    """Park a task for a second; then it has its result."""
+
+    needs = policies.Requeue.needs
+
+    def decide(self, conflict: policies.Conflict) -> policies.Decision:
+        if conflict.waited >= 1.0:
+            return policies.Answer(round(conflict.waited, 3))
+        return policies.Park(timeout=1.0)
+
+
+work_or_waited = locked(name="work_or_waited", lock_on_conflict=AskWhetherItHasWaited())(work)
 work_of_any_keys = locked(
     name="work_of_any_keys",
     lock_key=lambda key, note=1, gate="": [f"{key}:{each}" for each in range(note)],

@@ -160,6 +160,15 @@ def times(world):
         world.ask(lambda: store.timetable.claim_due("t", inbox, 5.0, settled))
 
 
+def one_leaves(world):
+    first, _, third = world.comes("k"), world.comes("k", leaves=1.0), world.comes("k")
+    world.pass_time(2.0)
+    look = world.store.parking.wake_due
+    world.ask(lambda: [world.woken(each) for each in list(look(["k"], {}))])
+    world.ends(first)
+    world.ends(third)
+
+
 def all_in_one_step(world):
     store, runs = (
         world.store,
@@ -187,6 +196,7 @@ SCENARIOS = [
     readers_and_a_writer,
     rates,
     several_keys,
+    one_leaves,
 ]
 
 

@@ -30,6 +30,7 @@ from tests.contract.parts.bounded import Bounded
 from tests.contract.parts.delayed import Delayed
 from tests.contract.parts.delivery import Delivery, Pushing
 from tests.contract.parts.identities import Identities
+from tests.contract.parts.leaving import Leaving
 from tests.contract.parts.limits import Limits
 from tests.contract.parts.parked_runs import ParkedRuns
 from tests.contract.parts.parked_text import ParkedText
@@ -81,6 +82,7 @@ class FullContract(
     Identities,
     Delayed,
     Bounded,
+    Leaving,
     Recording,
 ):
     """For a store that can do everything, and has its own clock in its tokens."""

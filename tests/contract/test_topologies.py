@@ -42,6 +42,7 @@ from tests.contract.parts.actions import park, swept
 from tests.contract.parts.delayed import Delayed
 from tests.contract.parts.delivery import Delivery, Pushing
 from tests.contract.parts.identities import Identities
+from tests.contract.parts.leaving import Leaving
 from tests.contract.parts.limits import Limits
 from tests.contract.parts.parked_runs import ParkedRuns
 from tests.contract.parts.parking import Parking
@@ -137,6 +138,7 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "inherit": Identities.test_one_that_is_put_back_by_the_broker_passes_it_on,
     "inspect": ListContract.test_several_keys_are_looked_at_as_one_by_one,
     "limit": Limits.test_a_waiter_for_a_paused_key_is_woken_when_it_goes_on,
+    "leaving": Leaving.test_it_is_sent_though_its_key_is_held,
     "identity": Identities.test_a_waiting_run_has_its_identity,
     "push": Pushing.test_a_run_is_pushed_to_the_first_channel_that_is_open,
     "register": Pushing.test_a_run_that_has_come_is_not_pushed_again,

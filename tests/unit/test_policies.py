@@ -91,6 +91,10 @@ def test_jitter_is_between_half_and_all():
         (Requeue, {"max_waiting": 5, "then": "requeue"}, "the task would wait again"),
         (Requeue, {"max_waiting": 5, "then": Wait(then="fail")}, "the task would wait again"),
         (Requeue, {"then": "skip"}, "Requeue(then=Skip(result=None)) has no effect without"),
+        *(
+            (Requeue, {"timeout": timeout}, "Requeue(timeout) must be a number from 0.001 to")
+            for timeout in (0, -1.0, True, math.nan, math.inf, "5", 10**10)
+        ),
     ],
 )
 def test_what_no_delay_can_be_made_of_is_refused_at_once(policy, how, said):
@@ -129,9 +133,23 @@ def test_a_full_queue_gets_what_then_says(then, decision):
     assert policy.decide(dataclasses.replace(conflict(), full=True)) == decision
 
 
+@pytest.mark.parametrize(
+    ("then", "decision"),
+    [("fail", Refuse()), (Skip(7), Answer(7)), (Retry(turns=False, jitter=False), Resend(1.0))],
+)
+def test_a_task_that_has_waited_for_long_enough_gets_what_then_says(then, decision):
+    policy = Requeue(timeout=60, then=then)
+
+    for waited, decided in ((0.0, Park(None, 60)), (59.9, Park(None, 60)), (60.0, decision)):
+        assert policy.decide(dataclasses.replace(conflict(), waited=waited)) == decided
+        first = Wait(then=policy).decide(dataclasses.replace(conflict(), waited=waited))
+        assert first == decided
+
+
 def test_a_requeue_is_written_as_it_was_declared():
     assert repr(Requeue()) == "Requeue()"
     assert repr(Requeue(max_waiting=5)) == "Requeue(max_waiting=5)"
+    assert repr(Requeue(timeout=60.0)) == "Requeue(timeout=60.0)"
     assert repr(Requeue(max_waiting=5, then="skip")) == (
         "Requeue(max_waiting=5, then=Skip(result=None))"
     )
@@ -144,6 +162,7 @@ def test_a_requeue_is_written_as_it_was_declared():
         (Requeue(max_waiting=5), True),
         (Requeue(max_waiting=5, then="skip"), False),
         (Wait(then=Requeue(max_waiting=5)), True),
+        (Requeue(timeout=5), True),
     ],
 )
 def test_a_bound_may_fail_a_task(policy, refuses):

@@ -73,7 +73,7 @@ class RedisParking(Part, Parking):
         optional = fields(mode="line", **more)
         arguments = "", 1, run, arrival, wanted(want), optional, park_request.envelope
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
-        for calls in self._servers.requests([self._records.index("add", name)], call):
+        for calls in self._servers.requests(self.before(name, run, park_request), call):
             answers = self._requests.ask_once(calls, timeout)
         return self._replies.reply(_ACQUIRE, key, answers[-1], asked_at)
 
@@ -86,7 +86,7 @@ class RedisParking(Part, Parking):
         written = request.run, request.route.written(), *how, *self._kept(request)
         try:
             answer, asked_at = self._stand(
-                names, self._records.call_at(_TRY_KEYS, names, *written), request.timeout
+                names, self._records.call_at(_TRY_KEYS, names, *written), request
             )
         except StoreError as error:
             if "CROSSSLOT" in str(error):  # as in `acquire_all`
@@ -110,7 +110,9 @@ class RedisParking(Part, Parking):
         how = number + 1, arrival, owner, int(counts), *kept
         written = request.run, request.route.written(), *how
         answer, asked_at = self._stand(
-            [name], self._records.call_at(_TRY_KEY, [name], *written), request.timeout
+            [name],
+            self._records.call_at(_TRY_KEY, [name], *written),
+            request._replace(park_request=request.park_request if number == 0 else None),
         )
         with self._requests.reading(_TRY_KEY, answer):
             told = Answer(answer)
@@ -125,11 +127,22 @@ class RedisParking(Part, Parking):
         first, channel = request.route.names[0], request.park_request.channel
         return request.park_request.envelope, self._channels.push_channel(first, channel, patience)
 
+    def before(self, name: str, run: str, park_request: ParkRequest | None) -> list[Command]:
+        """Return the commands that must be executed before *run* is parked at the key *name*."""
+        index = self._records.index("add", name)
+        if park_request is None or park_request.leaves is None:
+            return [index]
+        self._replies.note_opens({name: park_request.leaves})
+        leaves_ms = milliseconds(park_request.leaves)
+        return [index, self._records.call(_LEAVING, name, run, leaves_ms, confirmed=True)]
+
     def _stand(
-        self, names: Sequence[str], call: Command, timeout: float | None
+        self, names: Sequence[str], call: Command, request: StandRequest
     ) -> tuple[Any, float]:
-        index = [self._records.index("add", name) for name in names]
-        for calls in self._servers.requests(index, call):
+        run, park_request, timeout = request.run, request.park_request, request.timeout
+        before = self.before(names[0], run, park_request)
+        before += [self._records.index("add", name) for name in names[1:]]
+        for calls in self._servers.requests(before, call):
             asked_at = clock.monotonic()
             if timeout is None:
                 asked = self._requests.ask(calls, key_of(names[0]))
@@ -361,6 +374,7 @@ class RedisParking(Part, Parking):
 _ACQUIRE, _TRY_KEYS, _TRY_KEY, _CANCEL, _MARK_SENT, _DELAY_RESEND = map(
     scripts.load, ("acquire", "try_keys", "try_key", "cancel", "mark_sent", "delay_resend")
 )
+_LEAVING = scripts.load("leaving")
 _SWEEP, _DUE_KEYS, _RESEND_ALL, _SWEEP_LEASE, _RESERVE_KEPT, _LEAVE_KEY = map(
     scripts.load, ("sweep", "due_keys", "resend_all", "sweep_lease", "reserve_kept", "leave_key")
 )

@@ -105,7 +105,7 @@ class RedisCalls(Part, Calls):
         elif not repeated:
             self._parking.mark_all_published(request.published)
         # Before the call, so that no call is missing from the index.
-        before = [self._records.index("add", name)]
+        before = self._parking.before(name, request.run, park_request)
         for calls in self._servers.requests(before, send):
             # The additional commands come last: if a server does not know a script, all commands
             # after it are repeated.

@@ -66,6 +66,7 @@ class RedisStore(QueueStore, CountingStore):
     _inboxes_class, _channels_class = Inboxes, RedisChannels
     channels: RedisChannels
     audit: RedisAudit
+    parking: RedisParking
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         super().__init__()
@@ -122,7 +123,7 @@ class RedisStore(QueueStore, CountingStore):
             more = {"mode": "park", "channel": channel, "task": queue.task}
             more["most"] = queue.max_waiting
             envelope = queue.envelope
-            self._requests.ask([self._records.index("add", name)], request.key)
+            self._requests.ask(self.parking.before(name, request.run, queue), request.key)
         elif queue is not None:
             more = {"mode": "wait", "inbox": queue.address}
         more.update(repeated=request.redelivered, keep=request.retain)

@@ -1,12 +1,12 @@
 -- due_keys.lua: find the keys at which a sweep has something to do. A key that is held exclusively, or has
--- only delayed calls, is left out until a lease, a reservation or a delay ends.
--- KEYS lock queue woken later calls
+-- only delayed calls, is left out until a lease, a reservation or a delay ends, or a run leaves the queue.
+-- KEYS lock queue woken later calls leaving
 -- returns the numbers of these keys
 
-local RECORDS = 5 -- of each key
+local RECORDS = 6 -- of each key
 local NEVER = 1 / 0
-local SOON_MS = 60000 -- before a delay ends: the ticker may have lost its note of it
-local LOCK, QUEUE, WOKEN, LATER, CALLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local SOON_MS = 60000 -- before a run joins or leaves: the ticker may have lost its note of it
+local LOCK, QUEUE, WOKEN, LATER, CALLS, LEAVING = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -24,19 +24,20 @@ end
 
 local function is_due()
     local held = is_held()
-    if redis.call('EXISTS', WOKEN, LATER, CALLS) == 0 then
+    if redis.call('EXISTS', WOKEN, LATER, CALLS, LEAVING) == 0 then
         return not held or redis.call('EXISTS', QUEUE) == 0 -- without waiters, it leaves the index
     elseif redis.call('EXISTS', CALLS) == 1 or (not held and redis.call('EXISTS', LOCK, QUEUE) > 0) then
         return true
     end
     return first_of(redis.pcall('ZRANGE', WOKEN, 0, 0, 'WITHSCORES')) <= now_ms
         or first_of(redis.pcall('ZRANGE', LATER, 0, 0, 'WITHSCORES')) <= now_ms + SOON_MS
+        or first_of(redis.pcall('ZRANGE', LEAVING, 0, 0, 'WITHSCORES')) <= now_ms + SOON_MS
 end
 
 local due = {}
 for number = 1, #KEYS / RECORDS do
     local last = RECORDS * number
-    LOCK, QUEUE, WOKEN, LATER, CALLS = unpack(KEYS, last - RECORDS + 1, last)
+    LOCK, QUEUE, WOKEN, LATER, CALLS, LEAVING = unpack(KEYS, last - RECORDS + 1, last)
     if is_due() then
         due[#due + 1] = number
     end

@@ -1,6 +1,6 @@
 -- sweep.lua: recover what a crash left at one key: a free key with waiters, a woken run that was never
--- sent, a message that was lost, a run whose process died.
--- KEYS lock queue tasks woken fence done rate later calls
+-- sent, a message that was lost, a run whose process died. Sends the runs that have waited for too long.
+-- KEYS lock queue tasks woken fence done rate later calls leaving
 -- ARGV limit_of [backlogs]
 -- returns a `reply` (answers.lua) with waiting: 1 if a run waits or is in flight, else 0. Each run that
 --         is sent again has `returned`: it has tried to claim the key before, and `published`: its
@@ -15,6 +15,7 @@ local OVER_MS = 12000 -- before its end, a kept grant is extended
 local MOST_CALLS = 500 -- identities checked in one step
 local MOST_CALL_LOOKS = 4 -- steps, while most identities are obsolete
 local limit_of, backlogs = unpack(ARGV)
+local LEAVING = KEYS[10]
 
 local function is_in_a_backlog(of)
     return backlogs and of.q and string.find('\n' .. backlogs .. '\n', '\n' .. of.q .. '\n', 1, true)
@@ -80,6 +81,38 @@ local function line_up_due()
     end
 end
 
+-- Sends a run whose time to wait is over, if it waits. Nothing is reserved for it: its policy applies, or
+-- it waits again, where it arrives. Returns false if it joins the queue later.
+local function send_away(run)
+    fetch('r:' .. run, 'e:' .. run)
+    local of, envelope = record(run), field('e:' .. run)
+    local waits = of and (of.s == 'waiting' or of.s == 'elsewhere')
+    if waits and envelope then
+        of.at = nil
+        go(run, of, 'woken', now_ms + UNSENT_MS)
+        send(run, of, envelope)
+    end
+    return not (of and of.s == 'later')
+end
+
+local function send_away_due()
+    for _, run in ipairs(redis.call('ZRANGEBYSCORE', LEAVING, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
+        if send_away(run) then
+            redis.call('ZREM', LEAVING, run) -- last: a script may be interrupted
+        else
+            local joins_ms = redis.call('ZSCORE', LATER, run) or now_ms
+            redis.call('ZADD', LEAVING, integer(joins_ms + 1), run)
+        end
+    end
+end
+
+-- Notes when the key must be checked for the first run of a record.
+local function note_first(first_ms)
+    if first_ms then
+        note_look(math.max(1, math.ceil(first_ms - now_ms)))
+    end
+end
+
 -- Removes obsolete identities; of many, some. It starts at a random place, so that obsolete ones behind
 -- many others are found, too.
 local function strike_calls()
@@ -105,16 +138,15 @@ for _, run in ipairs(redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now_ms),
     look_at(run)
 end
 line_up_due()
+send_away_due()
 look_at_kept()
 free()
 if key.alone then
     look_ahead() -- an exclusive grant may rest
 end
-local next_ms = redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2]
-if next_ms then
-    note_look(math.max(1, math.ceil(next_ms - now_ms)))
-end
+note_first(redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2])
+note_first(redis.call('ZRANGE', LEAVING, 0, 0, 'WITHSCORES')[2])
 strike_calls()
 local is_limited = limit_now().capacity or limit_now().rates
-local waits = is_limited or redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0
+local waits = is_limited or redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS, LEAVING) > 0
 return reply({ waiting = waits and 1 or 0 })
