@@ -16,7 +16,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest,
 from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.requests import Identity, SendRequest
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -349,6 +349,22 @@ def test_a_run_whose_place_was_evicted_has_no_identity(redis_store, redis_url, p
 
     assert redis_store.calls.peek("k", "same") is None
     assert send(redis_store, "k", "next", identity=Identity("same")).sent is Sent.QUEUED
+
+
+def test_a_run_whose_delay_was_evicted_does_not_keep_the_ticker_busy(
+    redis_store, redis_url, prefix
+):
+    take(redis_store, "k", "a")
+    request = ParkRequest(b"lost", leaves=60.0)
+    redis_store.calls.send(SendRequest("k", "lost", request, delay=600.0))
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete(f"{prefix}:{{k}}:later")
+    servers.bring_nearer(redis_url, prefix, 61.0)
+    again = {}
+
+    assert list(redis_store.parking.wake_due([slot_name("k")], again)) == []
+
+    assert again == {slot_name("k"): None}
 
 
 def test_a_task_is_looked_for_at_many_keys_at_once(redis_store, monkeypatch):

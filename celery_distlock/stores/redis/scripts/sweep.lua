@@ -82,7 +82,7 @@ local function line_up_due()
 end
 
 -- Sends a run whose time to wait is over, if it waits. Nothing is reserved for it: its policy applies, or
--- it waits again, where it arrives. Returns false if it joins the queue later.
+-- it waits again, where it arrives. Returns when (ms) it joins the queue, if it is deferred.
 local function send_away(run)
     fetch('r:' .. run, 'e:' .. run)
     local of, envelope = record(run), field('e:' .. run)
@@ -92,16 +92,16 @@ local function send_away(run)
         go(run, of, 'woken', now_ms + UNSENT_MS)
         send(run, of, envelope)
     end
-    return not (of and of.s == 'later')
+    return of and of.s == 'later' and redis.call('ZSCORE', LATER, run)
 end
 
 local function send_away_due()
     for _, run in ipairs(redis.call('ZRANGEBYSCORE', LEAVING, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
-        if send_away(run) then
-            redis.call('ZREM', LEAVING, run) -- last: a script may be interrupted
-        else
-            local joins_ms = redis.call('ZSCORE', LATER, run) or now_ms
+        local joins_ms = send_away(run)
+        if joins_ms then
             redis.call('ZADD', LEAVING, integer(joins_ms + 1), run)
+        else
+            redis.call('ZREM', LEAVING, run) -- last: a script may be interrupted
         end
     end
 end
