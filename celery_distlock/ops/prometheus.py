@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.routing import known_queues
 from celery_distlock.stores import Ability, ListingStore
 from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.queue_parts import Dues
@@ -27,6 +28,7 @@ from celery_distlock.stores.values import KeyState
 from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 
 from .admin import Admin
+from .demand import Demand
 from .looks import lock_info
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ _GAUGES = {
     "paused": "Keys that an operator has paused.",
     "resting": "Keys that rest: without new grants for a while.",
     "waiting": "Waiters, blocked or parked.",
-    "travelling": "Woken tasks that are in flight to their keys.",
+    "in_flight": "Woken tasks that have not claimed their key yet.",
     "later": "Delayed calls that have not joined a queue yet.",
     "oldest_waiter_seconds": "How long the oldest waiter has waited.",
     "due": "Keys that open through time alone, scheduled for the ticker.",
@@ -55,8 +57,8 @@ _GAUGES = {
     "ticker_lag_seconds": "How long the first of the scheduled keys has been due.",
 }
 _TOTALS = (
-    *("waiting", "travelling", "later", "oldest_waiter_seconds"),
-    *("units_held", "units_limit", "limited", "paused", "resting"),
+    *("oldest_waiter_seconds", "units_held", "units_limit"),
+    *("limited", "paused", "resting"),
 )
 _COUNTERS = {
     "acquired": "Grants.",
@@ -94,6 +96,7 @@ class StoreCollector(Collector):
 
     - It reads every key that is held or waited for, in short steps. This takes the server about a
       second per 100,000 keys. The next reading begins after three times that duration or later.
+    - Of the calls that wait at one key, it reads the queues of at most a hundred.
     - A scrape in between gets the last values and their age.
     - Counters need the ability ``COUNT``. They never fall while the exporter runs, even if those of
       the store do because it was restored with older data.
@@ -108,6 +111,7 @@ class StoreCollector(Collector):
         self._due = -math.inf
         self._last: Reading | None = None
         self._refused = False
+        self._queues: set[str] = set()
         self._complaints = Complaints()
         self._floors: dict[Sample, tuple[float, float]] = {}  # last value, and what is added to it
 
@@ -223,11 +227,23 @@ class StoreCollector(Collector):
     def _keys(self) -> Iterator[Metric]:
         """Yield the gauges of held keys and waiters, by task where there is one."""
         store, totals = ListingStore.of(self._admin.store), Totals(time.time())
+        demand = Demand(self._app, store)
         for keys in store.find_keys():
-            for key, state in zip(keys, store.inspect_many(keys), strict=True):
+            states = store.inspect_many(keys)
+            demand.add(keys, states)
+            for key, state in zip(keys, states, strict=True):
                 totals.add(lock_info(key, state))
-        yield _gauge_by_task("held", totals.held)
-        yield _gauge_by_task("longest_hold_seconds", totals.longest)
+        yield _gauge_by("task", "held", totals.held)
+        yield _gauge_by("task", "longest_hold_seconds", totals.longest)
+        demands = {
+            "waiting": demand.waiting,
+            "in_flight": demand.in_flight,
+            "later": demand.later,
+        }
+        # Queues at 0, too: an autoscaler must see the fall.
+        self._queues.update({queue.name for queue in known_queues(self._app)}, *demands.values())
+        for name, values in demands.items():
+            yield _gauge_by("queue", name, {queue: values[queue] for queue in self._queues})
         for name, value in totals.plain.items():
             yield _gauge(name, value)
 
@@ -250,9 +266,6 @@ class Totals:
 
     def add(self, info: KeyState) -> None:
         """Add one key."""
-        self.plain["waiting"] += info.waiting
-        self.plain["travelling"] += info.woken
-        self.plain["later"] += info.later
         waited = self._passed(info.oldest)
         self.plain["oldest_waiter_seconds"] = max(self.plain["oldest_waiter_seconds"], waited)
         self.plain["limited"] += info.limit is not None
@@ -297,10 +310,10 @@ def _gauge(name: str, value: float) -> Metric:
     return GaugeMetricFamily(f"distlock_{name}", _GAUGES[name], value=value)
 
 
-def _gauge_by_task(name: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"distlock_{name}", _GAUGES[name], labels=["task"])
-    for task, value in values.items():
-        family.add_metric([task], value)
+def _gauge_by(label: str, name: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"distlock_{name}", _GAUGES[name], labels=[label])
+    for each, value in values.items():
+        family.add_metric([_label(each)], value)
     return family
 
 

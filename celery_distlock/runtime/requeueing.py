@@ -33,7 +33,14 @@ from celery_distlock.stores.values import (
 
 from .invocation import Invocation
 from .message_facts import LockHeader, is_let_in
-from .messages import addressed, arguments_that_came, leaves_in, seal, with_eta
+from .messages import (
+    addressed,
+    arguments_that_came,
+    destination_of,
+    leaves_in,
+    seal,
+    with_eta,
+)
 from .publishing import broker_reason, is_refusal, publish
 
 __all__ = ["Postponed", "Requeueing", "drop", "drop_at", "route_of"]
@@ -73,7 +80,7 @@ class Requeueing:
 
     def route(self, keys: Iterable[Key]) -> Route:
         """Return the route of its run through *keys*, in their order."""
-        return route_of(keys, str(self._invocation.task.name))
+        return route_of(keys, str(self._invocation.task.name), self._destination)
 
     def leave_reservations(self, *names: str, mark: bool = False) -> None:
         """
@@ -102,7 +109,14 @@ class Requeueing:
     def _request_for(self, envelope: bytes) -> ParkRequest:
         invocation = self._invocation
         address = invocation.received.delivery_address
-        return ParkRequest(envelope, address, str(invocation.task.name))
+        name, where = str(invocation.task.name), self._destination
+        return ParkRequest(envelope, address, name, where)
+
+    @property
+    def _destination(self) -> str:
+        """Where its message was sent."""
+        where = self._invocation.request.delivery_info or {}
+        return destination_of(where.get("exchange") or "", where.get("routing_key") or "")
 
     # After a failure
 
@@ -321,12 +335,12 @@ class Requeueing:
         return bool(invocation.task.acks_late) and not invocation.received.pushed
 
 
-def route_of(keys: Iterable[Key], task: str) -> Route:
+def route_of(keys: Iterable[Key], task: str, destination: str) -> Route:
     """Return the route of a run of *task* through *keys*, in their order."""
     keys = tuple(keys)
     wants = tuple(map(want_of, keys))
     wants = () if all(want == ALONE for want in wants) else wants
-    return Route(tuple(slot_name(key.template) for key in keys), task, wants)
+    return Route(tuple(slot_name(key.template) for key in keys), task, wants, destination)
 
 
 def drop_at(store: Store, names: Iterable[str], run: str, *, mark: bool) -> None:

@@ -11,6 +11,7 @@ from .requests import Identity, SendRequest, StandRequest
 from .values import (
     ALONE,
     Action,
+    Destinations,
     Limit,
     ParkRequest,
     PeerChannel,
@@ -131,6 +132,15 @@ class Parking(ABC):
 
         Of all processes that call this within *interval* seconds, only one sweeps. None does while
         another one sweeps, nor for some time after a sweep that took long.
+        """
+
+    @abstractmethod
+    def destinations(self, keys: Sequence[str]) -> list[Destinations]:
+        """
+        Count the runs of each of *keys* by the destination of their messages; changes nothing.
+
+        Of a key with many runs, as many are read as for a key with some. Their destinations are in
+        about the same proportions as those of all.
         """
 
     @abstractmethod

@@ -2,8 +2,9 @@
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from celery_distlock import clock
@@ -23,6 +24,7 @@ __all__ = [
     "Ability",
     "Action",
     "Completion",
+    "Destinations",
     "Holder",
     "KeyState",
     "Limit",
@@ -278,7 +280,7 @@ class Completion(enum.Enum):
 
 class Route(NamedTuple):
     """
-    The keys of a run that needs several, by their slot names, and its task's name.
+    The keys of a run that needs several, by their slot names; its task and destination for display.
 
     The keys are in the order in which they are taken, which is the same for all runs. The envelope
     is kept at the first key. `wants` is how much of each; empty: all keys exclusively.
@@ -287,6 +289,7 @@ class Route(NamedTuple):
     names: tuple[str, ...]
     task: str = ""
     wants: tuple[Want, ...] = ()
+    destination: str = ""
 
     def want(self, name: str) -> Want:
         """Return how much the run wants of the key *name*."""
@@ -295,14 +298,17 @@ class Route(NamedTuple):
     def written(self) -> str:
         """Return the text that stores keep of this."""
         wants = " ".join(want.written() for want in self.wants)
-        return "\n".join([" ".join(self.names), self.task, *([wants] if wants else ())])
+        lines = [" ".join(self.names), self.task, wants, self.destination]
+        while len(lines) > 2 and not lines[-1]:
+            lines.pop()
+        return "\n".join(lines)
 
     @classmethod
     def read(cls, written: str) -> "Route":
         """Parse the text of :meth:`written`."""
-        names, task, wants, *_ = [*written.split("\n"), "", ""]
+        names, task, wants, destination, *_ = [*written.split("\n"), "", "", ""]
         read = tuple(Want.read(want) or ALONE for want in wants.split())
-        return cls(tuple(names.split(" ")), task, read)
+        return cls(tuple(names.split(" ")), task, read, destination)
 
 
 class WokenTask(NamedTuple):
@@ -518,16 +524,30 @@ class Waiter(NamedTuple):
     at: str = ""  # at the first of several keys: the slot name of the key where it waits instead
 
 
+class Destinations(NamedTuple):
+    """
+    How many runs of a key wait, are dispatched, or join its queue later, by destination.
+
+    The destination is empty for blocked waiters, and where it is not known. Of many runs, only some
+    are counted: what matters is their shares.
+    """
+
+    waiting: Mapping[str, int] = MappingProxyType({})
+    woken: Mapping[str, int] = MappingProxyType({})
+    later: Mapping[str, int] = MappingProxyType({})
+
+
 class ParkRequest(NamedTuple):
     """
     What to keep of a task whose key is taken: opaque bytes, to be sent when its turn comes.
 
     `channel` is the address of a delivery channel. If it is still open when the turn comes, the
     bytes are pushed to it. The task's name is kept for display in the queue. `destination` is any
-    text that names where the broker would deliver the bytes. If it is given, they may be pushed to
-    a worker that consumes from there; see :class:`OwnChannel`. If `max_waiting` or more wait at the
-    key, a run that the store does not know is not queued; 0: any number may wait. After `leaves`
-    seconds a run that still waits is dispatched, though nothing is reserved for it; None: never.
+    text that names where the broker would deliver the bytes; waiters are counted by it. What is
+    given to `Calls.send` may be pushed to a worker that consumes from there, see
+    :class:`OwnChannel`. If `max_waiting` or more wait at the key, a run that the store does not
+    know is not queued; 0: any number may wait. After `leaves` seconds a run that still waits is
+    dispatched, though nothing is reserved for it; None: never.
     """
 
     envelope: bytes

@@ -23,7 +23,7 @@ from celery_distlock.runtime.message_facts import (
     is_let_in,
     without_ours,
 )
-from celery_distlock.runtime.messages import leaves_in, seal_message
+from celery_distlock.runtime.messages import destination_of, leaves_in, seal_message
 from celery_distlock.runtime.reporting import PARKED, Report, is_aborted
 from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.stores import QueueStore, StandRequest, Store
@@ -163,7 +163,7 @@ class Parker:
             return store.parking.park_if_held(
                 arrival.key, run, request, PATIENCE, arrival.stamp, **more
             )
-        route = route_of(arrival.keys, request.task)
+        route = route_of(arrival.keys, request.task, request.destination)
         stand = StandRequest(run, route, arrival.stamp, request, timeout=PATIENCE)
         return stand_and_send(store, stand)
 
@@ -177,10 +177,12 @@ class Parker:
         envelope = runtime.trust.sign(header.parked_at, run, sealed)
         terms, (_, _, embedded) = arrival.bounds, arrival.message.payload
         lets_in = terms.max_waiting and is_let_in({**headers, **(embedded or {})})
+        where = arrival.message.delivery_info or {}
         return ParkRequest(
             envelope,
             runtime.delivery_address,
             str(arrival.task.name),
+            destination_of(where.get("exchange") or "", where.get("routing_key") or ""),
             max_waiting=0 if lets_in else terms.max_waiting or 0,
             leaves=leaves_in(terms.timeout, since, headers.get("expires")),
         ), run

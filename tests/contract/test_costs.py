@@ -211,6 +211,7 @@ ACTS = {
     "calls again": lambda store, _: [send(store, "x:0:0:0"), send(store, "x:0:0:0")],
     "cancels": lambda store, _: store.parking.cancel("k", "r7:0:0:0"),
     "looks": lambda store, _: store.inspect("k"),
+    "looks where messages go": lambda store, _: store.parking.destinations(["k"]),
     "sweeps": lambda store, _: list(store.parking.wake_next("k")),
     "takes several": lambda store, want: store.acquire_all(
         ["k", "other"], ["o1", "o2"], 1.0, wants=[want, ALONE]

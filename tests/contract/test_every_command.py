@@ -99,6 +99,7 @@ def calls(world):
     world.sends("k", delay=5.0)
     world.cancels(world.sends("k"))
     world.cancels(world.sends("k", delay=5.0))
+    world.ask(lambda: world.store.parking.destinations(["k"]))
     for ask in (world.store.calls.delayed, world.store.calls.bearers, world.store.waiters):
         world.ask(lambda ask=ask: ask("k"))
     world.ask(lambda: world.store.calls.peek("k", "same"))

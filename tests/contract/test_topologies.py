@@ -156,6 +156,7 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "tick": Sending.test_a_run_that_is_due_goes_by_the_ticker,
     "sweep_lease": Sweeping.test_of_all_sweepers_in_an_interval_one_gets_to_look,
     "upgrade": Upgrading.test_it_goes_before_all_queued_requests,
+    "queues": ParkedRuns.test_a_run_of_several_keys_is_counted_where_it_waits,
     "waiters": ParkedRuns.test_waiters_are_listed_in_order_and_by_pages,
 }
 OTHERS = (

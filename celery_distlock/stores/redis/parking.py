@@ -1,5 +1,6 @@
 """The queues of a store over Redis: `Parking`."""
 
+import json
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from celery_distlock.stores.queue_parts import Parking
 from celery_distlock.stores.requests import StandRequest
 from celery_distlock.stores.values import (
     ALONE,
+    Destinations,
     ParkRequest,
     Release,
     Reply,
@@ -33,6 +35,7 @@ from .records import Replies, wanted
 from .scanning import SCAN_BATCH, literal
 
 BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not checked again
+MOST_READ = 100  # waiters of one key whose destinations are read
 MOST_LEFT = 10_000  # the number of executions known to be left to others
 TURN = 0.9  # of the interval between sweeps: the length of a sweeper's turn
 REST = 3.0  # times the duration of a sweep: the pause after it in which no process sweeps
@@ -70,7 +73,7 @@ class RedisParking(Part, Parking):
         name, asked_at = slot_name(key), clock.monotonic()
         channel = self._channels.push_channel(name, park_request.channel)
         more = {"channel": channel, "task": park_request.task, "most": park_request.max_waiting}
-        optional = fields(mode="line", **more)
+        optional = fields(mode="line", **more, destination=park_request.destination)
         arguments = "", 1, run, arrival, wanted(want), optional, park_request.envelope
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         for calls in self._servers.requests(self.before(name, run, park_request), call):
@@ -326,6 +329,19 @@ class RedisParking(Part, Parking):
             found = Waiter("", run, since, envelope or b"", is_woken, told.text("t"), route, want)
             return found._replace(at=told.text("at"))
 
+    def destinations(self, keys: Sequence[str]) -> list[Destinations]:
+        found = []
+        for some in batches(keys, SWEEP_BATCH):
+            calls = [self._records.call(_QUEUES, slot_name(key), MOST_READ) for key in some]
+            for answer in self._requests.attempt(calls).answers:
+                if isinstance(answer, Exception):  # `inspect_many` reports it
+                    found.append(Destinations())
+                    continue
+                with self._requests.reading(_QUEUES, answer):
+                    told = json.loads(text(answer))
+                    found.append(Destinations(*(dict(told[kind]) for kind in Destinations._fields)))
+        return found
+
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
         self._requests.ask([self._records.index("add", name)], key)  # in case it was lost
@@ -374,7 +390,7 @@ class RedisParking(Part, Parking):
 _ACQUIRE, _TRY_KEYS, _TRY_KEY, _CANCEL, _MARK_SENT, _DELAY_RESEND = map(
     scripts.load, ("acquire", "try_keys", "try_key", "cancel", "mark_sent", "delay_resend")
 )
-_LEAVING = scripts.load("leaving")
+_LEAVING, _QUEUES = map(scripts.load, ("leaving", "queues"))
 _SWEEP, _DUE_KEYS, _RESEND_ALL, _SWEEP_LEASE, _RESERVE_KEPT, _LEAVE_KEY = map(
     scripts.load, ("sweep", "due_keys", "resend_all", "sweep_lease", "reserve_kept", "leave_key")
 )

@@ -121,7 +121,7 @@ class RedisStore(QueueStore, CountingStore):
             name = slot_name(request.key)
             channel = self.channels.push_channel(name, queue.channel, patience=TIMEOUT)
             more = {"mode": "park", "channel": channel, "task": queue.task}
-            more["most"] = queue.max_waiting
+            more.update(most=queue.max_waiting, destination=queue.destination)
             envelope = queue.envelope
             self._requests.ask(self.parking.before(name, request.run, queue), request.key)
         elif queue is not None:

@@ -3,11 +3,20 @@
 import pytest
 
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, queue_store
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.listing import ListingStore
 from celery_distlock.stores.queue_store import QueueStore
-from celery_distlock.stores.values import Completion, Limit, Release, Want, WokenTask
+from celery_distlock.stores.requests import SendRequest
+from celery_distlock.stores.values import (
+    Completion,
+    Limit,
+    ParkRequest,
+    Release,
+    Route,
+    Want,
+    WokenTask,
+)
 from celery_distlock.testing.contract.actions import (
     BUSY,
     DONE,
@@ -52,6 +61,54 @@ class ParkedRuns(Given):
         assert [(w.run or w.owner) for w in store.waiters("k", first=1, limit=1)] == ["b"]
         assert store.waiters("k", first=3) == []
         blocked.inbox.close()
+
+    def test_runs_are_counted_by_the_destination_of_their_messages(self, store: QueueStore) -> None:
+        take(store, "k", "a")
+        woken, *_ = runs = [f"run{number}" for number in range(4)]
+        for number, run in enumerate(runs):
+            park_request = ParkRequest(b"e", destination=f" queue{number % 2}")
+            store.acquire(AcquireRequest("k", "d", 30.0, queue=park_request, run=run))
+        blocked = wait_for(store, "k", "b")
+        store.parking.park_if_held("k", "run4", ParkRequest(b"e", destination=" queue1"), 1.0)
+        for run, delay in (("sent", 0.0), ("later", 60.0)):
+            park_request = ParkRequest(b"e", destination="amq.topic shop.#")
+            store.calls.send(SendRequest("k", run, park_request, delay=delay))
+        assert store.release(ReleaseRequest("k", "a")).wake is not None
+
+        found, none = store.parking.destinations(["k", "another"])
+
+        assert found.waiting == {" queue0": 1, " queue1": 3, "": 1, "amq.topic shop.#": 1}
+        assert found.woken == {" queue0": 1}
+        assert found.later == {"amq.topic shop.#": 1}
+        assert none == ({}, {}, {})
+        assert store.inspect("k").woken == 1
+        assert woken in {waiter.run for waiter in store.waiters("k")}
+        blocked.inbox.close()
+
+    def test_a_run_of_several_keys_is_counted_where_it_waits(self, store: QueueStore) -> None:
+        take(store, "l", "a")
+        route = Route(("k", "l"), "shop.move", destination=" orders")
+        queue_store.stand(store, StandRequest("run", route, 0, ParkRequest(b"e")))
+
+        here, there = store.parking.destinations(["k", "l"])
+
+        assert here == ({}, {}, {})
+        assert there.waiting == {" orders": 1}
+        waiter = store.parking.parked("l", "run")
+        assert waiter is not None
+        assert waiter.route == route
+
+    def test_of_many_runs_the_destinations_are_in_proportion(self, store: QueueStore) -> None:
+        take(store, "k", "a")
+        for number in range(300):
+            where = " rare" if number % 10 == 0 else " common"
+            park_request = ParkRequest(b"e", destination=where)
+            store.parking.park_if_held("k", f"run{number}", park_request, 1.0)
+
+        (found,) = store.parking.destinations(["k"])
+
+        assert 5 <= found.waiting[" rare"] <= 15
+        assert sum(found.waiting.values()) == 100
 
     def test_a_run_on_its_way_is_listed_as_woken(self, store: QueueStore) -> None:
         take(store, "k", "a")

@@ -48,7 +48,11 @@ def read(app):
 
 def parsed(text):
     return {
-        (sample.name, sample.labels.get("task"), sample.labels.get("le")): sample.value
+        (
+            sample.name,
+            sample.labels.get("task", sample.labels.get("queue")),
+            sample.labels.get("le"),
+        ): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -60,7 +64,7 @@ def test_what_tasks_go_through_is_counted(site, key):
         result = site.tasks.work_requeue.delay(key)
         site.wait_queued(key)
         now = read(site.app)
-        assert now["distlock_waiting", None, None] == 1
+        assert now["distlock_waiting", "celery", None] == 1
         assert now["distlock_held", "", None] == 1
         assert now["distlock_oldest_waiter_seconds", None, None] > 0
     result.get(timeout=30)
@@ -127,7 +131,7 @@ def test_what_is_due_is_shown_and_whether_a_worker_looks_after_it(site):
 
 def test_calls_that_come_later_are_added_up(site, key):
     def later():
-        return read(site.app)["distlock_later", None, None]
+        return read(site.app)["distlock_later", "celery", None]
 
     assert later() == 0
     task = site.tasks.work_requeue

@@ -92,6 +92,7 @@ def test_an_unreadable_answer_that_may_be_a_grant_leaves_no_holder(server):
         lambda store: QueueStore.of(store).parking.parked("k", "r"),
         lambda store: QueueStore.of(store).calls.delayed("k"),
         lambda store: list(QueueStore.of(store).parking.find_parked("t")),
+        lambda store: QueueStore.of(store).parking.destinations(["k"]),
         lambda store: store.timetable.dues(),
         lambda store: store.check(),
         lambda store: store.retry_delay("k", 1.0, (1.0, 2.0), 1.0),

@@ -173,6 +173,6 @@ def test_metrics_tell_what_is_held_and_leave_the_counters_out(url, prefix, store
     lines = generate_latest(registry).decode().splitlines()
 
     assert "distlock_up 1.0" in lines
-    assert "distlock_waiting 1.0" in lines
+    assert 'distlock_waiting{queue=""} 1.0' in lines
     assert 'distlock_held{task=""} 1.0' in lines
     assert not any("distlock_acquired" in line for line in lines)

@@ -12,7 +12,7 @@
 -- request   JSON; fields that are missing are false:
 -- mode      try (the default): do not queue. wait: queue as a blocked waiter with an inbox.
 --           park: queue the run and its envelope. `channel` is the delivery channel of the worker that
---           parks it, `task` the name to display.
+--           parks it; `task`, a name, and `destination`, from where its message came, are for display.
 --           line: like park, but never take the key or hand it over, even if it is free. The caller
 --           then claims the key itself, or has the key checked soon.
 -- most      of those that wait, for a run that is not known yet to be queued; 0: any number
@@ -66,6 +66,7 @@ local function new_record()
     local before = record(run) or {}
     local of = { s = before.s, p = before.p, w = want.text ~= '' and want.text or nil, h = request.channel or '' }
     of.t, of.q, of.i = request.task or before.t, before.q, before.i
+    of.o = request.destination or before.o
     return of
 end
 

@@ -17,7 +17,7 @@ local route = { names = {}, wants = {} }
 
 -- Parses a route, and orders its keys as they are tried: exclusive ones, shared ones, those with a rate.
 local function read_route(text)
-    local names, task, wants = string.match(text .. '\n\n', '^([^\n]*)\n([^\n]*)\n([^\n]*)')
+    local names, task, wants, from = string.match(text .. '\n\n\n', '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)')
     local classes, order, next_want = {}, {}, string.gmatch(wants, '%S+')
     for name in string.gmatch(names, '%S+') do
         local want = want_in(next_want())
@@ -28,7 +28,8 @@ local function read_route(text)
     table.sort(order, function(one, other)
         return classes[one] < classes[other] or (classes[one] == classes[other] and one < other)
     end)
-    route.text, route.task, route.order = text, task, order
+    route.text, route.task, route.order = text, task ~= '' and task or nil, order
+    route.from = from ~= '' and from or nil
 end
 
 -- Returns nothing if the key admits the run that arrived at `stands`, else when (ms) it will. Waiters that
@@ -63,7 +64,7 @@ end
 local function place_record(of, arrival, envelope, channel)
     local stands, want = tonumber(of.p or 0), route.wants[1]
     stands = stands > 0 and stands or place_of(tonumber(arrival))
-    of.p, of.k, of.t = integer(stands), route.text, route.task ~= '' and route.task or nil
+    of.p, of.k, of.t, of.o = integer(stands), route.text, route.task, route.from
     if envelope then
         of.h, of.n, of.d, of.c = channel, nil, nil, nil
         of.w = want.text ~= '' and want.text or nil
@@ -87,7 +88,7 @@ end
 -- Returns the record of a run at a key other than its first, where its envelope is not.
 local function entry_of(run, stands, want, state)
     local of = { s = state, b = 1, p = integer(stands), w = want.text ~= '' and want.text or nil }
-    of.k, of.t = route.text, route.task ~= '' and route.task or nil
+    of.k, of.t, of.o = route.text, route.task, route.from
     return of
 end
 
