@@ -20,6 +20,7 @@ from celery_distlock.errors import DistlockError, StoreError
 from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import PARKED, shown
+from celery_distlock.process.dispatcher import UNSENT
 from celery_distlock.rate import RateLike, rates_in
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.message_facts import LockHeader, without_ours
@@ -37,9 +38,10 @@ from celery_distlock.stores import (
 from celery_distlock.stores.holders import HoldInfo
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.queue_store import ready
-from celery_distlock.stores.values import Ability, KeyState, Limit, Waiter, WokenTask
+from celery_distlock.stores.values import Ability, KeyState, Limit, Sending, Waiter, WokenTask
 
 from .acts import Act
+from .demand import Demand
 from .looks import CallInfo, WaiterInfo, holds_named, is_of_interest, lock_info, waiter_info
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,25 @@ class Limited:
 
     before: KeyState
     after: KeyState
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """
+    The result of a tick.
+
+    Attributes:
+        sent: Number of woken tasks that this process has sent to the broker or to a worker.
+        left: Number of woken tasks that it could not send, which was logged.
+        demand: What waits after it.
+        opens: Seconds until time alone opens one of the keys with waiters, or a delayed call is
+            due; None: that is not known.
+    """
+
+    sent: int
+    left: int
+    demand: Demand
+    opens: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +364,37 @@ class Admin:
             ) from refusal
         return sent
 
+    def tick(self) -> Ticked:
+        """
+        Wake what is due at all keys, as the workers' ticker and sweeper do; count what waits then.
+
+        Use this while no worker runs. It does no harm while some do.
+
+        Raises:
+            DistlockError: The broker does not answer.
+        """
+        Runtime.of(self._app).import_tasks()  # only known tasks are sent
+        store, sent, left = QueueStore.of(self.store), list[WokenTask](), 0
+        for keys in store.find_keys():
+            states = zip(keys, store.inspect_many(keys), strict=True)
+            names = [slot_name(key) for key, state in states if _waits(state)]
+            opens: dict[str, float | None] = {}
+            woken = store.parking.wake_due(names, opens)
+            for became in store.dispatch_each(woken, sent.append, UNSENT):
+                if became is Sending.PENDING:
+                    raise DistlockError(
+                        "the broker does not answer: the next tick, or a worker, sends the tasks"
+                    )
+                left += became is Sending.LEFT
+            store.timetable.note_due({n: due for n, due in opens.items() if due is not None})
+        demand, times = Demand(self._app, store), []
+        for keys in store.find_keys():
+            found = store.inspect_many(keys)
+            demand.add(keys, found)
+            times += [state.opens for state in found if state.opens is not None]
+            times += [state.due for state in found if state.later]
+        return Ticked(len(sent), left, demand, min(times, default=None))
+
     def _send(self, store: QueueStore, wake: WokenTask) -> None:
         try:
             if store.publishers.publish(wake):
@@ -520,6 +572,10 @@ def _those(holds: Sequence[HoldInfo]) -> str:
     if len(holds) > 1:
         return f"from {_many(len(holds), 'holder')}"
     return f"from {holds[0].who}" if str(holds[0].who) else "from no holder: the key rests"
+
+
+def _waits(state: KeyState) -> bool:
+    return bool(state.waiting or state.woken or state.later)
 
 
 def _many(number: int, what: str) -> str:

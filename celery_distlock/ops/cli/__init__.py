@@ -23,6 +23,7 @@ _COMMANDS = {
     "queue": ".single:queue_",
     "release": ".single:release_",
     "wake": ".single:wake_",
+    "tick": ".tick:tick_",
     "drop": ".single:drop_",
     "limit": ".limits:limit_",
     "pause": ".limits:pause_",
@@ -117,6 +118,7 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
           web, exporter: a package is missing, or the address is not available;
           doctor: locks cannot work
       3   limit, pause: done, but the key had no holder, waiter or limit (a typo?)
+      4   tick --exit-code: done, and something waits
       141 the output was closed early, as by head in a pipe
     """  # noqa: D301  # click's marker for unwrapped lines
     from celery_distlock.runtime.app import Runtime

@@ -11,8 +11,10 @@ from celery import chord
 from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_distlock.errors import LockLostError
+from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.values import WokenTask
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -254,6 +256,28 @@ def test_a_broker_that_does_not_answer_is_reported_in_one_line(abandoned, monkey
     assert done.exit_code == 2
     (line,) = done.output.splitlines()  # click 8.1 keeps no other
     assert "no broker" in line
+
+
+def test_a_tick_that_the_broker_does_not_take_is_an_error(abandoned, monkeypatch):
+    module, key, _ = abandoned
+    store = Runtime.of(module.app).store
+    (waiter,) = store.waiters(key)
+    store.parking.mark_returned(WokenTask(slot_name(key), waiter.run, b""))
+
+    def refuse(*_args, **_options):
+        raise ConnectionRefusedError("no broker")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.publishers, "known", (refuse,))
+        done = run_here(module.app, "tick")
+    assert done.exit_code == 2
+    assert "1 that should have been sent were not" in done.output
+
+    store.parking.mark_returned(WokenTask(slot_name(key), waiter.run, b""))
+    done = run_here(module.app, "tick", "--json", "--exit-code")
+    told = json.loads(done.output)
+    assert (done.exit_code, told["sent"], told["in_flight"]) == (4, 1, 1)
+    assert told["queues"] == {"celery": {"waiting": 0, "in_flight": 1, "later": 0}}
 
 
 def run_here(app, *words):

@@ -299,6 +299,7 @@ UNREACHABLE = "redis://user:geheim@127.0.0.1:1/0"
         ["queue", "k"],
         ["release", "k", "--force"],
         ["wake", "k"],
+        ["tick"],
         ["drop", "t", "--force"],
         ["top"],
         ["limit", "k", "2"],
@@ -344,6 +345,7 @@ def test_a_store_that_cannot_list_still_shows_and_releases(bare_site, invoke, ke
         ["top", cannot_list],
         ["queue", key, cannot_list],
         ["wake", key, cannot_queue],
+        ["tick", cannot_list],
         ["drop", "x", "--force", cannot_queue],
         ["limit", key, "2", cannot_queue],
         ["pause", key, cannot_queue],
@@ -363,7 +365,7 @@ def test_the_help_names_the_commands_and_the_exit_statuses(locks):
     assert done.returncode == 0
     for word in (
         *("list", "show", "queue", "release", "wake", "drop", "limit", "pause", "resume"),
-        *("top", "doctor"),
+        *("top", "doctor", "tick"),
     ):
         assert f"\n  {word} " in done.stdout
     assert "EXIT STATUS" in done.stdout
