@@ -81,11 +81,16 @@ class Cluster:
         assert left == ["+"] * (len(terms) - 1) + [">", "bool", "0"]
         registry = CollectorRegistry()
         registry.register(StoreCollector(self.app, every=0.0))
-        served = {
-            (sample.name, sample.labels.get("queue")): sample.value
-            for family in text_string_to_metric_families(generate_latest(registry).decode())
-            for sample in family.samples
-        }
+
+        def read() -> dict[tuple[str, str | None], float]:
+            served = {
+                (sample.name, sample.labels.get("queue")): sample.value
+                for family in text_string_to_metric_families(generate_latest(registry).decode())
+                for sample in family.samples
+            }
+            return served if ("distlock_read_seconds", None) in served else {}
+
+        served = wait_until(read, timeout=60, what="a reading")
         return sum(served[term] for term in terms) > 0
 
     def tick(self, *more: str) -> tuple[int, dict[str, Any]]:
