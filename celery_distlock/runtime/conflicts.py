@@ -115,7 +115,7 @@ class Conflicts:
             decision = self._when_due(reply, decision) or self._in_turn(key, decision)
             words = "is sent again in {delay:.1f} s"
             self._report.conflict_ended(words, key, reply, delay=decision.delay)
-            invocation.states.parked(key, reply.holder, None)
+            invocation.states.parked(key, reply.holder, None, reply.wait)
         return decision
 
     def _defer(self, key: str, reply: Reply) -> Decision:

@@ -206,11 +206,14 @@ class Contention:
         request = self._requeueing.park_request(name, terms=terms)
         if not self._invocation.is_second_delivery(reply):
             # Before it is parked: after that it may run and end elsewhere before we write.
-            self._invocation.states.parked(key.template, reply.holder, reply.place)
+            self._show_parked(key, reply)
         self._invocation.asked_to_park = True
         hold, parked = self._acquire(key, reply.arrival, park=request)
         self._requeueing.leave_reservations(name)
         return hold, parked
+
+    def _show_parked(self, key: Key, reply: Reply) -> None:
+        self._invocation.states.parked(key.template, reply.holder, reply.place, reply.wait)
 
     def _park_at_all(self, key: Key, reply: Reply, terms: policies.Park) -> tuple[Key, Reply]:
         """
@@ -222,7 +225,7 @@ class Contention:
         wanted, taken = self._wanted, list(self._invocation.taken)
         route = self._requeueing.route(wanted)
         park_request = self._requeueing.park_request(*route.names, terms=terms)
-        self._invocation.states.parked(key.template, reply.holder, reply.place)  # as in `_park`
+        self._show_parked(key, reply)  # as in `_park`
         self._invocation.asked_to_park = True
         arrival = reply.arrival or self._invocation.received.arrival or 0
         owners = {hold.key: hold.owner for hold in taken}

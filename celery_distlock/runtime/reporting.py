@@ -8,7 +8,7 @@ from typing import Any
 from celery.backends.base import DisabledBackend
 from celery.contrib.abortable import ABORTED, AbortableTask
 
-from celery_distlock import signals
+from celery_distlock import clock, signals
 from celery_distlock.naming import is_resting, shown, taken_by
 from celery_distlock.stores import Store
 from celery_distlock.stores.identities import task_id_of
@@ -16,7 +16,7 @@ from celery_distlock.stores.values import Reply, Status
 
 from .current import Task
 
-__all__ = ["PARKED", "Report", "TaskStates", "is_aborted"]
+__all__ = ["PARKED", "Report", "TaskStates", "is_aborted", "parked_info"]
 
 logger = logging.getLogger("celery_distlock.tasks")
 
@@ -151,6 +151,23 @@ def _plain(value: Any) -> Any:
 PARKED = "PARKED"  # the state of a task that waits for its key
 
 
+def parked_info(
+    key: str, holder: str, place: int | None, wait: float | None
+) -> dict[str, str | float | None]:
+    """
+    Return the info of the state ``PARKED``.
+
+    Args:
+        key: The key that is taken.
+        holder: A holder, if there is one.
+        place: The place in the queue; None: it waits with the broker.
+        wait: Seconds until time alone opens the key to the task; None: that does not.
+    """
+    info: dict[str, str | float | None] = {"key": shown(key), "holder": shown(holder)}
+    info["place"] = place
+    return info if wait is None else {**info, "due": clock.wall() + wait}
+
+
 class TaskStates:
     """Stores the states of the task that *request* is for, unless its results are ignored."""
 
@@ -159,11 +176,10 @@ class TaskStates:
         self._request = request
         self._report = report
 
-    def parked(self, key: str, holder: str, place: int | None) -> None:
-        """Store the state ``PARKED``, with *key*, its *holder* and the *place* in the queue."""
+    def parked(self, key: str, holder: str, place: int | None, wait: float | None = None) -> None:
+        """Store the state ``PARKED``, with the info that `parked_info` makes of the arguments."""
         if self._stores_results:
-            info = {"key": shown(key), "holder": shown(holder), "place": place}
-            self._store(PARKED, info)
+            self._store(PARKED, parked_info(key, holder, place, wait))
 
     def running(self) -> None:
         """Store the state ``STARTED`` for a task shown as parked, unless Celery does so itself."""

@@ -223,7 +223,7 @@ class Requeueing:
         sealed, key = self._seal_next(next_header, taken), taken[0].key
         words = "postponed for {delay:.1f} s, in which {key!r} rests"
         self._report.info(words, delay=seconds, key=key)
-        invocation.states.parked(key, taken[0].owner, 0)
+        invocation.states.parked(key, taken[0].owner, 0, seconds)
         self._put_back(taken, sealed, seconds, FIRST)
         raise Postponed("postponed by itself")
 

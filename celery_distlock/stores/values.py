@@ -417,7 +417,8 @@ class KeyState(NamedTuple):
         later: Number of runs that join the queue later. Above 50, it may include runs that have
             arrived by their own message.
         due: Seconds until the first of these runs joins the queue.
-        opens: Seconds until time alone admits the first waiter; None: time alone does not.
+        opens: Seconds until time alone admits the first waiter; None: time alone does not. If there
+            is none, it is that of `Store.inspect_for`'s request.
         identities: Number of calls that have an identity, see `Calls.bearers`. Above 50, it may
             include some that are no longer valid.
         key: The key, as shown to operators; empty in snapshots that come from a store.

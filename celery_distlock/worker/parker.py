@@ -24,7 +24,7 @@ from celery_distlock.runtime.message_facts import (
     without_ours,
 )
 from celery_distlock.runtime.messages import destination_of, leaves_in, seal_message
-from celery_distlock.runtime.reporting import PARKED, Report, is_aborted
+from celery_distlock.runtime.reporting import PARKED, Report, is_aborted, parked_info
 from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.stores import QueueStore, StandRequest, Store
 from celery_distlock.stores.queue_store import stand_and_send
@@ -134,7 +134,8 @@ class Parker:
         if clock.monotonic() < self._backend_away_until:
             return
         key, now = _taken_key(self._runtime.store, arrival)
-        info = {"key": shown(key.template), "holder": shown(now.owner), "place": now.waiting}
+        wait = None if now.waiting else now.opens  # else it is that of the first waiter
+        info = parked_info(key.template, now.owner, now.waiting, wait)
         # If it is not parked after all, the process that runs it corrects its state.
         Received.note(message, shown=True)
         try:

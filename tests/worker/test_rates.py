@@ -93,6 +93,20 @@ def test_a_waiter_for_a_rate_waits_for_no_holder(site, key):
     wait_until(said, what="its worker to say why")
 
 
+def test_the_state_of_a_waiter_for_a_rate_says_when_it_is_due(site, key):
+    site.tasks.seldom.delay(key).get(timeout=30)
+
+    results = []
+    for number in (1, 2):
+        results.append(site.tasks.seldom.delay(key))
+        wait_until(lambda n=number: site.look(key).waiting == n, what="it to wait")
+
+    first, second = [result.info for result in results]
+    assert (first["place"], second["place"]) == (0, 1)
+    assert 3000 < first["due"] - time.time() < 4000
+    assert "due" not in second
+
+
 def test_a_lock_that_gives_up_says_when_its_rate_lets_it_in(site, key):
     def lock():
         return Lock(key, rate="1/h", capacity=1, timeout=0.1, store=site.store)

@@ -10,7 +10,7 @@ from celery_distlock.stores.base import Store
 from celery_distlock.stores.queue_parts import Bearer, Sent, Where
 from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.values import Limit, ParkRequest, Want
+from celery_distlock.stores.values import ALONE, Limit, ParkRequest, Want
 from celery_distlock.testing.contract.actions import ask, found_keys, leave, take
 from celery_distlock.testing.contract.given import Given
 from tests.contract.parts.actions import park, swept
@@ -41,6 +41,20 @@ class Delayed(Given):
         assert (state.waiting, state.later) == (1, 2)
         assert 20.0 < state.due <= 30.01
         assert (store.inspect("l").later, store.inspect("l").due) == (0, 0.0)
+
+    def test_a_look_for_a_request_tells_when_time_alone_admits_it(self, store: QueueStore) -> None:
+        take(store, "k", "a", want=RATE)
+
+        held, _ = store.inspect_for("k", ALONE)
+        leave(store, "k", "a")
+        state, admits = store.inspect_for("k", RATE)
+
+        assert held.opens is None
+        assert not admits
+        assert state.opens is not None
+        assert 590.0 < state.opens <= 604.0
+        assert store.inspect("k").opens is None
+        assert store.inspect_for("k", ALONE)[0].opens is None
 
     def test_a_run_that_has_come_by_a_message_does_not_come_later(
         self, store: QueueStore, pass_time: Callable[[float], None]

@@ -11,7 +11,7 @@
 -- admits  whether a request with this want would be granted now
 -- later   number of deferred runs, the first of which joins the queue in due_ms; if there are many, runs
 --         that were delivered already are included
--- opens_ms  in how many ms time alone admits the first waiter, if it does
+-- opens_ms  in how many ms time alone admits the first waiter, if it does; or this want, if there is none
 -- identities  number of identities in use; if there are many, obsolete ones are included
 -- holders   some of the shared grants: owner, run, units, slot, since (µs), left_ms, and the name of the
 --         task if the grant is reserved
@@ -126,8 +126,10 @@ local found = { owner = owner, token = key.token, run = alone and alone.run, ttl
 found.waiting, found.oldest, found.woken = redis.call('ZCARD', QUEUE), oldest, count_woken()
 found.task, found.limit, found.used = alone and task_name(alone), written_limit(), used
 found.capacity, found.rest_ms, found.starts = key.capacity, math.max(0, math.ceil(key.rest - now_ms)), all_starts()
-found.opens_ms = first and in_ms(opens(want_of(first))) or nil
-found.admits = ARGV[1] and not first and not opens(want_in(ARGV[1])) or nil
+local next_want = first and want_of(first) or ARGV[1] and want_in(ARGV[1])
+local opens_at = next_want and opens(next_want)
+found.opens_ms = in_ms(opens_at)
+found.admits = ARGV[1] and not first and not opens_at or nil
 found.later, found.due_ms = count_later()
 found.identities, found.holders = count_identities(), {}
 for number = 1, math.min(#grants, MOST_HOLDERS) do
