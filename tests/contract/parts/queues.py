@@ -5,6 +5,7 @@ import time
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.channels import PollingInbox
 from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.testing.contract.actions import (
@@ -75,6 +76,16 @@ class Queues(Given):
         assert released.released or not self.hands_over
         assert released.wake is not None
         assert released.wake.run == "run"
+
+    def test_a_waiter_that_cannot_be_notified_is_passed_over(self, store: Store) -> None:
+        take(store, "k", "a")
+        gone = PollingInbox("no-subscriber")
+        assert store.acquire(AcquireRequest("k", "gone", 30.0, queue=gone)).status is BUSY
+        waiter = wait_for(store, "k", "b")
+
+        store.release(ReleaseRequest("k", "a"))
+
+        take(store, "k", "b", queue=waiter.inbox)
 
     def test_tokens_rise_over_hand_overs(self, store: Store) -> None:
         tokens = [take(store, "k", "a")]

@@ -15,6 +15,7 @@ from celery_distlock.testing.contract.actions import (
     renew,
     runs_of,
     take,
+    wait_for,
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
@@ -50,6 +51,18 @@ class Resting(Given):
         assert renew(store, ("k", "a", 30.0), ("k", "b", 30.0)) == [RenewOutcome.RENEWED] * 2
         assert ask(store, "k", "b", want=SHARED).status is GRANTED
         assert 0.0 < store.inspect("k").rest <= 20.1
+
+    def test_a_key_rests_though_a_caller_blocks_for_it(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        store.units.rest("k", "a", 20.0)
+        wait_for(store, "k", "b")
+
+        leave(store, "k", "a")
+
+        pass_time(5.0)
+        assert 10.0 < store.inspect("k").rest <= 15.1
 
     def test_a_key_rests_though_it_has_no_holder_now(self, store: QueueStore) -> None:
         for name, want in (("shared", SHARED), ("alone", Want())):
