@@ -3,6 +3,7 @@
 from .async_lock import AsyncLock
 from .key import Key
 from .lock import Lock
+from .order import Order
 from .rate import Rate
 from .task import LockedTask
 from .typing import TypedTask, locked_task
@@ -13,6 +14,7 @@ __all__ = [
     "Key",
     "Lock",
     "LockedTask",
+    "Order",
     "Rate",
     "TypedTask",
     "install",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from .errors import ConfigurationError
+from .order import Order
 from .rate import Rate, RateLike, rates_in
 
 __all__ = ["MAX_CAPACITY", "MAX_REST", "UNSAID", "Key"]
@@ -47,6 +48,9 @@ class Key:
             waits for its rate as it waits for a holder. Needs `shared` or a `capacity`, which may
             be 1.
         cost: The number of starts that this one counts as.
+        order: In which order the tasks start that wait for it; None: in the order of arrival. Then
+            the task's calls go through the store, as with ``lock_via="store"``. For tasks with one
+            key and the policy ``"requeue"``.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range, or two of them
@@ -61,6 +65,7 @@ class Key:
     cooldown: float = 0.0
     rate: RateLike | None = None
     cost: int = 1
+    order: Order | None = None
 
     def __post_init__(self) -> None:
         is_said = self.capacity is not UNSAID
@@ -89,6 +94,10 @@ class Key:
                 words = f"{name} is from 0 to {MAX_REST:.0f} seconds"
                 raise ConfigurationError(self._wrong(words, name))
         self._check_rates(is_said=is_said)
+        if self.order is not None and not isinstance(self.order, Order):
+            raise ConfigurationError(
+                self._wrong("order is an Order, as in Order('{user}')", "order")
+            )
 
     def _check_rates(self, *, is_said: bool) -> None:
         rates = rates_in(self.rate, f"Key({self.template!r})")
@@ -138,12 +147,14 @@ class Key:
         """How often it may be taken."""
         return self.rate or ()  # type: ignore[return-value]  # __post_init__ has converted it
 
-    def of(self, text: str) -> Self:
-        """Return the same terms for the key *text*."""
+    def of(self, text: str, order: Order | None = None) -> Self:
+        """Return the same terms for the key *text*, and for *order*."""
         made = object.__new__(type(self))  # the rest was checked before, and each call comes here
         for name in self.__slots__:
             object.__setattr__(made, name, getattr(self, name))
         object.__setattr__(made, "template", text)
+        if order is not None:
+            object.__setattr__(made, "order", order)
         return made
 
     def at_most(self, rate: Rate) -> Self:

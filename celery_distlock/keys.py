@@ -60,6 +60,7 @@ class KeyRule:
     Attributes:
         declared: The keys that *rule* names itself, with their templates; empty for a callable.
         most: The most keys that one call may have, as far as known now.
+        takes_order: Whether calls wait in the store, where a key's `order` can be kept.
 
     Raises:
         ConfigurationError: *rule* is of another type, a template does not parse or names no
@@ -92,6 +93,7 @@ class KeyRule:
         self._by_place = tuple(signature.parameters) if by_place else None
         self._templates: list[Template] = []
         self._callable: Callable[..., Any] | None = None
+        self.takes_order = True
         self.declared: tuple[Key, ...] = ()
         named = _as_list(rule)
         if named:
@@ -117,6 +119,11 @@ class KeyRule:
     def runs_no_code(self) -> bool:
         """Whether keys are made by templates alone, without calling a function of the user's."""
         return self._callable is None and self._validate is None
+
+    @property
+    def may_order(self) -> bool:
+        """Whether a key may have an order."""
+        return self._callable is not None or any(key.order for key in self.declared)
 
     @property
     def compares_calls(self) -> bool:
@@ -277,6 +284,12 @@ class KeyRule:
         if not key:
             raise LockKeyError(f"{self._named} gave an empty key", task=self.task)
         made = key if isinstance(key, Key) else Key(key)
+        if made.order is not None and not self.takes_order:
+            raise LockKeyError(
+                f"{self._named} returned {made!r}: calls that wait in the broker cannot be put in"
+                " order; declare lock_via='store' with it",
+                task=self.task,
+            )
         if has_address(made.template):
             raise LockKeyError(
                 f"{self._named} returned {shown(made.template)!r}, and an address"

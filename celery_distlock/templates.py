@@ -109,6 +109,10 @@ class Template:
         if not text:
             raise ConfigurationError(f"task {task}: {option} is an empty template")
         self.key = named if isinstance(named, Key) else Key(text)
+        self._lane: Template | None = None
+        if self.key.order is not None and self.key.order.lane:
+            self._lane = Template(self.key.order.lane, task, signature, f"{option}: Order")
+            self.reads = self.reads | self._lane.reads
         # A constant key may have any name; `by` of a rule names a parameter.
         bare = option != "lock_key" and not self.reads and text in parameters
         self._warn_of_unfilled(list(signature.parameters), [(text, text)] * bare)
@@ -144,6 +148,14 @@ class Template:
         Raises:
             LockKeyError: It cannot be made of them.
         """
+        key = self._text_with(arguments)
+        if not key:
+            raise LockKeyError(f"{self._named} gave an empty key", self._task)
+        if self._lane is None or self.key.order is None:
+            return self.key.of(key)
+        return self.key.of(key, self.key.order.of(self._lane._text_with(arguments)))
+
+    def _text_with(self, arguments: Mapping[str, Any]) -> str:
         values: dict[str, Any] = {"task": self._task}
         if self.wants_digest:
             values["digest"] = digest(arguments, task=self._task)
@@ -154,10 +166,7 @@ class Template:
                 made.append(field.fill(values))
             except Exception as error:  # attribute access and __format__ run users' code
                 raise LockKeyError(self._failed(field, values, error), self._task) from error
-        key = "".join(made)
-        if not key:
-            raise LockKeyError(f"{self._named} gave an empty key", self._task)
-        return self.key.of(key)
+        return "".join(made)
 
     def _failed(self, field: _Field, values: Mapping[str, Any], error: Exception) -> str:
         words = f"{{{field.name}}}: {type(error).__name__}: {error}"

@@ -204,15 +204,16 @@ class World:
         else:
             self.messages.append((run, False))
 
-    def sends(self, key: str, delay: float = 0.0) -> Run:
+    def sends(self, key: str, delay: float = 0.0, want: Want = ALONE) -> Run:
         """Send a task through the store."""
-        run = Run(f"r{len(self.runs)}:0:0:0", [key], ALONE)
+        run = Run(f"r{len(self.runs)}:0:0:0", [key], want)
         self.runs[run.name] = run
         self._sends(run, delay)
         return run
 
     def _sends(self, run: Run, delay: float) -> None:
-        request = SendRequest(run.keys[0], run.name, ParkRequest(run.name.encode()), delay=delay)
+        park_request = ParkRequest(run.name.encode())
+        request = SendRequest(run.keys[0], run.name, park_request, run.want, delay)
         reply = self.ask(lambda: self.store.calls.send(request), run)
         if self.died:
             run.times = 1  # it may be there, or not

@@ -570,10 +570,13 @@ def believed(lease: float) -> float:
 
 def want_of(key: Key) -> Want:
     """Return the amount of *key* that is asked for."""
-    if key.alone and not key.rate:
+    order = key.order
+    if key.alone and not key.rate and order is None:
         return ALONE
     capacity = 0 if key.shared or key.capacity is None else key.capacity
-    return Want(key.weight, capacity, key.rates, key.cost)
+    if order is None:
+        return Want(key.weight, capacity, key.rates, key.cost)
+    return Want(key.weight, capacity, key.rates, key.cost, order.lane, round(1000 * order.share))
 
 
 def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:

@@ -187,6 +187,11 @@ def key_wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any, rat
                 f"{kind}({key!r}): the Key has its own terms; capacity, weight, shared and rate"
                 " go with a text"
             )
+        if key.order is not None:
+            raise ConfigurationError(
+                f"{kind}({key!r}): order is for tasks, whose calls wait in the store; leave it out."
+                f" A {kind} that waits for a key of such tasks is in a lane of its own"
+            )
         return key
     if not isinstance(key, str) or not key:
         raise ConfigurationError(f"{kind}() takes a non-empty text or a Key, not {key!r}")

@@ -38,7 +38,15 @@ from celery_distlock.stores import (
 from celery_distlock.stores.holders import HoldInfo
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.queue_store import ready
-from celery_distlock.stores.values import Ability, KeyState, Limit, Sending, Waiter, WokenTask
+from celery_distlock.stores.values import (
+    Ability,
+    KeyState,
+    Lane,
+    Limit,
+    Sending,
+    Waiter,
+    WokenTask,
+)
 
 from .acts import Act
 from .demand import Demand
@@ -206,6 +214,12 @@ class Admin:
         pages = _delayed(QueueStore.of(self.store), as_key(key), first)
         found = itertools.islice(itertools.chain.from_iterable(pages), limit)
         return [waiter_info(None, "later", waiter) for waiter in found]
+
+    def lanes(self, key: str, *, limit: int = 100) -> list[Lane]:
+        """Return up to *limit* lanes with waiters at *key*, the one that has its turn first."""
+        if Ability.QUEUE not in self.store.abilities:
+            return []
+        return QueueStore.of(self.store).parking.lanes(as_key(key), limit)
 
     def calls(self, key: str, *, limit: int = 100) -> list[CallInfo]:
         """Return up to *limit* calls at *key* that have an identity, sorted by identity."""

@@ -45,6 +45,7 @@ _WRITTEN = {
     "shared": "lock_key=Key('a:{sku}', shared=True)",
     "rate": "lock_key=Key('a:{sku}', shared=True, rate='100/m')",
     "cost": "lock_key=Key('a:{sku}', shared=True, rate='100/m', cost=2)",
+    "order": "lock_key=Key('a:{sku}', order=Order('{user}'))",
     **{name: f"lock_on_conflict={name!r}" for name in ("requeue", "retry", "skip", "fail")},
     "debounce": "lock_unique=Debounce(2.0)",
     "throttle": "lock_unique=Throttle(60.0)",
@@ -167,10 +168,13 @@ class CallIdentity:
             LockKeyError: No identity can be made of these arguments.
         """
         parts = [self._rule.task.replace("%", "%25").replace(":", "%3A")]  # the first : ends it
+        if self._by is None and not self._all_are:
+            return slot_name(":".join([*parts, self._rule.digest(args, kwargs, receive)]))
         if self._by is not None:
             parts.append(self._by.keys(args, kwargs, receive)[0].template)
-        elif not self._all_are:
-            parts.append(self._rule.digest(args, kwargs, receive))
+        if self._rule.may_order:  # a call must not replace one of another lane
+            keys = self._rule.keys(args, kwargs, receive)
+            parts += [key.order.lane for key in keys if key.order]
         return slot_name(":".join(parts))
 
 
@@ -198,7 +202,8 @@ class Plan:
     @property
     def sent_by(self) -> str:
         """The option by which its calls go through the store, for messages."""
-        return "lock_via='store'" if self.unique is None else "lock_unique"
+        ordered = next((repr(key) for key in self.rule.declared if key.order), "lock_via='store'")
+        return ordered if self.unique is None else "lock_unique"
 
     @property
     def why_not_sent(self) -> str:
@@ -239,9 +244,17 @@ def make_plan(
     rule = function.key_rule(settings.key, rate=rate)
     ensure_one_queue(where, policy, rule.most, "names" if rule.declared else "returns")
     wanted_by = "lock_via='store'" if "via" in options else ""
-    if unique is not None:
+    ordered = next((repr(key) for key in rule.declared if key.order), "")
+    if ordered or unique is not None:
+        if ordered and "via" in options and settings.via != "store":
+            raise ConfigurationError(
+                f"{where}: lock_via={settings.via!r} contradicts {ordered}: calls that wait in the"
+                " broker cannot be put in order; leave lock_via out"
+            )
         settings = replace(settings, via="store")
-        wanted_by = "lock_unique"
+        wanted_by = ordered or "lock_unique"
+    sends = _sends(where, settings, rule, policy, wanted_by)
+    rule.takes_order = sends
     return Plan(
         settings,
         rule,
@@ -252,7 +265,7 @@ def make_plan(
             max_hold=settings.max_hold,
             warn_held=settings.warn_held,
         ),
-        _sends(where, settings, rule, policy, wanted_by),
+        sends,
         unique,
         _call_identity(unique, rule, function),
         function.seems_pending,

@@ -22,6 +22,7 @@ from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.errors import ConfigurationError, StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.order import Order
 from celery_distlock.policies import Requeue
 from celery_distlock.stores import Ability, QueueStore, Store
 from celery_distlock.stores.values import Completion, Want
@@ -79,7 +80,9 @@ def key_wanting(text: str, want: Want) -> Key:
     """Return the key *text* with the capacity, weight, rates and cost of *want*."""
     weight = want.units if want.capacity > 1 else 1
     capacity, cost = want.capacity or None, want.cost if want.rates else 1
-    return Key(text, capacity=capacity, weight=weight, rate=want.rates or None, cost=cost)
+    order = None if want.lane is None else Order(want.lane, share=want.share / 1000)
+    rate = want.rates or None
+    return Key(text, capacity=capacity, weight=weight, rate=rate, cost=cost, order=order)
 
 
 def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> None:

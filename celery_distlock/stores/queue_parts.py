@@ -12,6 +12,7 @@ from .values import (
     ALONE,
     Action,
     Destinations,
+    Lane,
     Limit,
     ParkRequest,
     PeerChannel,
@@ -191,6 +192,10 @@ class Parking(ABC):
 
         For *seconds* no other process sends them. 0: this process does not start them either.
         """
+
+    @abstractmethod
+    def lanes(self, key: str, limit: int = 100) -> list[Lane]:
+        """Return up to *limit* lanes with waiters at *key*, the one that has its turn first."""
 
     @abstractmethod
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:

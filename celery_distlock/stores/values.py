@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import is_resting
 from celery_distlock.rate import Rate
 
@@ -75,12 +76,16 @@ class Want(NamedTuple):
         rates: How often the key may be taken, for this request. The starts of all requests with
             rates count.
         cost: Number of starts that this request counts as.
+        lane: The lane of the queue in which the request waits; None: the queue's order.
+        share: The lane's share of the units, in thousandths of that of a request without a lane.
     """
 
     units: int = 1
     capacity: int = 1
     rates: tuple[Rate, ...] = ()
     cost: int = 1
+    lane: str | None = None
+    share: int = 1000
 
     @property
     def alone(self) -> bool:
@@ -90,7 +95,7 @@ class Want(NamedTuple):
     @property
     def needs(self) -> Ability | None:
         """The ability that a store needs to grant this, or None if a plain lock is enough."""
-        if self.rates or not (self.alone or self.units == 1):
+        if self.rates or self.lane is not None or not (self.alone or self.units == 1):
             return Ability.QUEUE
         return None if self.alone else Ability.SEVERAL
 
@@ -102,7 +107,9 @@ class Want(NamedTuple):
     def written(self) -> str:
         """Return the text that stores keep of this."""
         amount = f"{self.units}/{self.capacity}"
-        return f"{amount}/{self.cost}:{write_rates(self.rates)}" if self.rates else amount
+        if self.rates:
+            amount = f"{amount}/{self.cost}:{write_rates(self.rates)}"
+        return amount if self.lane is None else f"{amount}@{self.share}/{slot_name(self.lane)}"
 
     @classmethod
     def read(cls, written: str) -> Self | None:
@@ -110,16 +117,18 @@ class Want(NamedTuple):
         parts = _WRITTEN.fullmatch(written)
         if parts is None:
             return None
-        units, capacity, cost, rates = parts.groups()
+        units, capacity, cost, rates, share, lane = parts.groups()
         amount = int(units), int(capacity)
+        order = (None, 1000) if lane is None else (key_of(lane), int(share))
         if not cost:
-            return cls(*amount)
+            return cls(*amount, (), 1, *order)
         read = read_rates(rates)
-        return cls(*amount, read, int(cost)) if read else None
+        return cls(*amount, read, int(cost), *order) if read else None
 
 
 _RATES = r"(?:\d{1,9},\d{1,15},\d{1,9};?){1,9}(?<!;)"
-_WRITTEN = re.compile(rf"(\d{{1,9}})/(\d{{1,9}})(?:/(\d{{1,9}}):({_RATES}))?")
+_ORDER = r"(?:@(\d{1,9})/([^ ]*))?"
+_WRITTEN = re.compile(rf"(\d{{1,9}})/(\d{{1,9}})(?:/(\d{{1,9}}):({_RATES}))?{_ORDER}")
 
 
 def write_rates(rates: Iterable[Rate]) -> str:
@@ -205,6 +214,21 @@ class Holder(NamedTuple):
     since: float
     remaining: float
     task: str = ""
+
+
+class Lane(NamedTuple):
+    """
+    A lane of a key's queue.
+
+    Attributes:
+        name: Its name; empty for waiters that have asked for none.
+        waiting: The number of its waiters.
+        share: Its share of the units, for its next waiter.
+    """
+
+    name: str
+    waiting: int
+    share: float
 
 
 class Action(NamedTuple):

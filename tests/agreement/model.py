@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from celery_distlock.stores.values import ALONE, Want
 
+from .model_lanes import Lanes
 from .model_rates import Starts, Terms
 
 if TYPE_CHECKING:
@@ -65,6 +66,31 @@ class Member:
     was_delivered: bool = False  # it was parked by a worker
 
 
+class Queue(dict[str, Member]):
+    """The waiters, by owner or run, and their lanes if one has asked for a lane."""
+
+    lanes: Lanes | None = None
+
+    def __setitem__(self, name: str, waiter: Member) -> None:
+        if self.lanes is None and waiter.want.lane is not None:
+            self.lanes = Lanes()
+            for each in self.values():
+                self.lanes.enter(replace(each, want=ALONE))
+        super().__setitem__(name, waiter)
+        if self.lanes is not None:
+            self.lanes.enter(waiter)
+
+    def setdefault(self, name: str, waiter: Member) -> Member:  # type: ignore[override]
+        if name not in self:
+            self[name] = waiter
+        return self[name]
+
+    def next(self) -> str | None:
+        if self.lanes is None:
+            return min(self, key=self.__getitem__, default=None)
+        return self.lanes.next_of(self)
+
+
 @dataclass
 class Key:
     """What is known of a key; a run that stepped back is in flight and in the queue."""
@@ -72,7 +98,7 @@ class Key:
     now: float = 0.0
     micros: int = 0  # the time since the epoch
     grants: dict[str, Grant] = field(default_factory=dict)  # by owner
-    queue: dict[str, Member] = field(default_factory=dict)  # by owner or run
+    queue: Queue = field(default_factory=Queue)
     flights: dict[str, Member] = field(default_factory=dict)  # by run
     delayed: dict[str, Member] = field(default_factory=dict)  # by run
     times: dict[str, float] = field(default_factory=dict)  # when they join the queue, by run
@@ -191,8 +217,12 @@ class Key:
                 self.called.add(grant.owner)
             return False
         while not self.is_alone:
-            head = next(iter(self.line()), None)
-            if head is None or head in (member, run) or 0 < place < self.queue[head].place:
+            head = self.queue.next()
+            if head is None:
+                self.queue.lanes = None
+            if head is None or head in (member, run):
+                return True
+            if run in self.flights if self.queue.lanes else 0 < place < self.queue[head].place:
                 return True
             if not self.serve(head, self.queue[head]):
                 return False
@@ -200,6 +230,8 @@ class Key:
 
     def reserve(self, owner: str, run: str, waiter: Member, lasts: float) -> None:
         grant = self.grant(owner, run, waiter.want, lasts, waiter.place)
+        if self.queue.lanes:
+            self.queue.lanes.start(waiter.want, self.queue)
         if terms := self.terms(waiter.want):
             self.starts.reserve(terms, self.micros, self.micros_at(waiter.place))
             grant.start = terms
@@ -225,7 +257,7 @@ class Key:
     def make_room(self, place: float, want: Want) -> bool:
         """Have those step back that came after *place*, the last first, until *want* fits."""
         later = [each for each in self.grants.values() if each.place > place > 0]
-        if self.admits(want):
+        if self.queue.lanes or self.admits(want):
             return False
         for grant in sorted(later, key=lambda each: -each.place):
             self.drop(grant.owner)

@@ -86,6 +86,8 @@ class _Key(CalledKey):
             for where in (self.queue, self.flights):
                 if run in where:
                     where[run].place = FIRST
+            if self.queue.lanes:
+                self.queue.lanes.enter_first(self.queue[run])
             return False
         held = None if self.is_alone else self.held_by(run)
         return not held or held.owner == owner

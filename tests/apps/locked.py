@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
 from pydantic import BaseModel
 
-from celery_distlock import Key, Lock, LockedTask, install, policies, signals
+from celery_distlock import Key, Lock, LockedTask, Order, install, policies, signals
 from celery_distlock.engine.abort import LEAVES_MUTEXES
 from celery_distlock.errors import LockConflictError, LockLostError
 from celery_distlock.runtime.message_facts import Received
@@ -151,6 +151,26 @@ work_skip_with_result = locked(
 
 # Acknowledged late, so that no worker fetches more than it has slots for.
 work_beside = locked(name="work_beside", lock_key=Key("{key}", capacity=5), acks_late=True)(work)
+
+
+# In a lane of its note.
+in_lanes = Key("{key}", order=Order("{note}"))
+work_in_lanes = locked(name="work_in_lanes", lock_key=in_lanes)(work)
+work_newest_in_lanes = locked(
+    name="work_newest_in_lanes",
+    lock_key=in_lanes,
+    lock_unique=Unique(duplicate="update", by="{task}"),
+)(work)
+work_in_shares = {
+    via: locked(
+        name=f"work_in_shares_{via}",
+        lock_via=via,
+        lock_key=lambda key, note=None, gate="": Key(
+            key, order=Order(str(note), share=3 if note == "three" else 1)
+        ),
+    )(work)
+    for via in ("store", "broker")
+}
 
 
 work_once = {

@@ -106,6 +106,14 @@ def calls(world):
     world.ask(lambda: world.store.calls.inherit("k", Identity("same", "finished"), first.name))
 
 
+def lanes(world):
+    first = world.comes("k")
+    for lane in ("a", "a", "b", None):
+        world.sends("k", want=ALONE._replace(lane=lane))
+    world.ask(lambda: world.store.parking.lanes("k"))
+    world.ends(first)
+
+
 def several_keys_step_by_step(world):
     # As where they are in several slots.
     world.store.parking.try_all = lambda request, counts: None
@@ -189,6 +197,7 @@ def all_in_one_step(world):
 
 
 SCENARIOS = [
+    lanes,
     *(threads, calls, changes, times, all_in_one_step, drops, several_keys_step_by_step),
     threads_alone,
     one_after_the_other,

@@ -30,6 +30,7 @@ from tests.contract.parts.bounded import Bounded
 from tests.contract.parts.delayed import Delayed
 from tests.contract.parts.delivery import Delivery, Pushing
 from tests.contract.parts.identities import Identities
+from tests.contract.parts.lanes import Lanes
 from tests.contract.parts.leaving import Leaving
 from tests.contract.parts.limits import Limits
 from tests.contract.parts.parked_runs import ParkedRuns
@@ -79,6 +80,7 @@ class FullContract(
     RateLimits,
     Timing,
     Sending,
+    Lanes,
     Identities,
     Delayed,
     Bounded,

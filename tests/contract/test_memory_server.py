@@ -23,6 +23,7 @@ from tests.schedules import schedules
 
 NAMES = st.sampled_from(["k", "k", "k", "other"])
 WORDS = st.sampled_from([b"a", b"b", b"c", b"", b"A", b"a*", b"[x]", b"\\", b"\xff\x00", b"b:1"])
+TEXTS = ("", "A", "a", "a b", "a!", "aa", "b", "b:1", "\N{SNOWMAN}")
 PATTERNS = st.sampled_from(
     [
         *(b"*", b"a*", b"?", b"[ab]", b"[^a]", b"\\*", b"a\\*", b"[a-c]", b"\\[x\\]", b"[", b""),
@@ -178,6 +179,23 @@ def test_commands_are_answered_alike(both, commands):
         both.ask(parts)
     for name in ("k", "other"):
         both.ask(["DEL", name])
+
+
+def test_members_with_one_score_are_found_by_their_text(both):
+    both.begin()
+    both.ask(["ZADD", "k", *itertools.chain(*(("0", each) for each in TEXTS))])
+    bounds = [(how, text) for how in ("[", "(") for text in (*TEXTS, "bb")]
+
+    for low, high in itertools.product(bounds, repeat=2):
+        between = ["k", "".join(low), "".join(high)]
+        both.ask(["ZLEXCOUNT", *between])
+        both.ask(["ZRANGE", *between, "BYLEX"])
+        both.ask(["ZRANGE", *between, "BYLEX", "LIMIT", "1", "2"])
+        both.ask(["ZRANGE", *between, "BYLEX", "REV"])
+    for wrong in ("", "x", "x("):
+        both.ask(["ZLEXCOUNT", "k", "[a", wrong])
+        both.ask(["ZRANGE", "k", wrong, "[a", "BYLEX"])
+    both.ask(["ZLEXCOUNT", "other", "[a", "[b"])
 
 
 @pytest.mark.parametrize(

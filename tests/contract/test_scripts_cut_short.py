@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.rate import Rate
-from celery_distlock.stores import ReleaseRequest
+from celery_distlock.stores import ReleaseRequest, SendRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import request_runner
-from celery_distlock.stores.values import Ownership, RenewOutcome, Want
+from celery_distlock.stores.values import Completion, Ownership, ParkRequest, RenewOutcome, Want
 from celery_distlock.testing.contract.actions import BUSY, all_of, ask, runs_of, take
 from tests.breaking import BreakingServer, Fault, Mishap
 from tests.contract.parts.actions import park
@@ -75,3 +75,32 @@ def test_a_start_is_counted(store, command):
     store.release(ReleaseRequest("k", "a"))
 
     assert ask(store, "k", "b", want=want).status is BUSY
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("command", range(48))
+def test_lanes_have_their_turns(store, command, number):
+    take(store, "k", "o-", run="")
+    for each in range(8):
+        want = Want(1, 1, (), 1, "ab"[each % 2])
+        if each == number:
+            cut_short(store, command)
+        store.calls.send(SendRequest("k", f"{each}", ParkRequest(b"m"), want=want))
+    order, run = [], ""
+    while True:
+        if len(order) == number:
+            cut_short(store, command)
+        store.release(ReleaseRequest("k", f"o-{run}", run=run, completion=Completion.YES))
+        list(store.parking.wake_next("k"))
+        if not store.inspect("k").owner:
+            break
+        run = store.inspect("k").owner.removeprefix("parked:")
+        want = Want(1, 1, (), 1, "ab"[int(run) % 2])
+        take(store, "k", f"o-{run}", run=run, redelivered=True, want=want)
+        order.append(int(run))
+
+    assert sorted(order) == list(range(8))
+    for lane in (0, 1):
+        assert [each for each in order if each % 2 == lane] == list(range(lane, 8, 2))
+        for begin in range(6):
+            assert {each % 2 for each in order[begin : begin + 3]} == {0, 1}

@@ -42,6 +42,7 @@ from tests.contract.parts.actions import park, swept
 from tests.contract.parts.delayed import Delayed
 from tests.contract.parts.delivery import Delivery, Pushing
 from tests.contract.parts.identities import Identities
+from tests.contract.parts.lanes import Lanes
 from tests.contract.parts.leaving import Leaving
 from tests.contract.parts.limits import Limits
 from tests.contract.parts.parked_runs import ParkedRuns
@@ -137,6 +138,7 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "index": Topology.test_a_key_where_no_run_waits_any_more_is_noted,
     "inherit": Identities.test_one_that_is_put_back_by_the_broker_passes_it_on,
     "inspect": ListContract.test_several_keys_are_looked_at_as_one_by_one,
+    "list_lanes": Lanes.test_they_are_listed_in_the_order_of_their_turns,
     "limit": Limits.test_a_waiter_for_a_paused_key_is_woken_when_it_goes_on,
     "leaving": Leaving.test_it_is_sent_though_its_key_is_held,
     "identity": Identities.test_a_waiting_run_has_its_identity,

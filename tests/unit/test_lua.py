@@ -15,7 +15,7 @@ NAMES = sorted(
     if file.name.endswith(".lua")
 )
 LIBRARIES = [
-    *("records", "limits", "grants", "rates", "gates", "runs", "answers", "queue"),
+    *("records", "limits", "grants", "rates", "gates", "lanes", "runs", "answers", "queue"),
     *("several", "calls"),
 ]
 SCRIPTS = [name for name in NAMES if name not in LIBRARIES]
@@ -83,7 +83,7 @@ def test_the_header_names_every_key_that_is_used():
 def test_no_script_makes_up_a_key():
     # A cluster, and a proxy before one, route a script by the keys that it declares.
     named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "RETURNS", "KEYS[1]", "KEYS[2]"}
-    named |= {"UNTIL", "FREE", "DUE", "TICKER", "RATE", "LATER", "CALLS", "LEAVING"}
+    named |= {"UNTIL", "FREE", "DUE", "TICKER", "RATE", "LANES", "LATER", "CALLS", "LEAVING"}
     for name in NAMES:
         calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
 

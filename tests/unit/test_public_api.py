@@ -12,6 +12,7 @@ PUBLIC = {
         "Key",
         "Lock",
         "LockedTask",
+        "Order",
         "Rate",
         "TypedTask",
         "install",

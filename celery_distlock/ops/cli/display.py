@@ -19,7 +19,7 @@ from rich.text import Text
 from celery_distlock.naming import printable, shown
 from celery_distlock.ops.looks import CallInfo, WaiterInfo
 from celery_distlock.stores.holders import Holder, HoldInfo
-from celery_distlock.stores.values import Action, KeyState, Limit, Want
+from celery_distlock.stores.values import Action, KeyState, Lane, Limit, Want
 
 PAGE = 200  # rows per table; more rows start another table, so that few are kept in memory
 
@@ -39,6 +39,7 @@ HOLD_COLUMNS = ("holder", "id", "worker", "units", "slot", "since", "lease")
 WAITER_COLUMNS = ("place", "kind", "task", "id", "worker", "waits", "wants")
 ACTION_COLUMNS = ("action", "by", "when", "what", "reason")
 CALL_COLUMNS = ("identity", "id", "where")
+LANE_COLUMNS = ("lane", "waiting", "share")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
 OPTIONAL = frozenset({"held", "notes", "wants"})  # omitted if they are empty in all rows
 EXCLUSIVE = "exclusive"
@@ -266,10 +267,10 @@ def opens_label(info: KeyState) -> str:
 
 
 def wants_label(want: Want) -> str:
-    """Return the units that are requested, as ``2 of 5``; empty for an exclusive request."""
-    if want.alone:
-        return ""
-    return f"{want.units} of {want.capacity or 'any'}"
+    """Return the units that are requested, as ``2 of 5``, and the lane; empty for neither."""
+    units = "" if want.alone else f"{want.units} of {want.capacity or 'any'}"
+    lane = f"lane {printable(shown(want.lane))}" if want.lane else ""
+    return ", ".join(filter(None, (units, lane)))
 
 
 def hold_cells(hold: HoldInfo, now: float, *, brief: bool = False) -> list[str]:
@@ -355,6 +356,7 @@ def waiter_record(waiter: WaiterInfo) -> dict[str, Any]:
         **_time("since", waiter.since),
         "units": waiter.want.units,
         "capacity": waiter.want.capacity or None,
+        "lane": waiter.want.lane,
         "due_in_seconds": None if waiter.due is None else round(waiter.due, 3),
     }
 
@@ -371,6 +373,12 @@ def waiter_cells(waiter: WaiterInfo, now: float) -> list[str]:
         waits if waiter.due is None else f"in {duration(waiter.due)}",
         wants_label(waiter.want),
     ]
+
+
+def lane_cells(lane: Lane) -> list[str]:
+    """Return a row under `LANE_COLUMNS`."""
+    name = printable(shown(lane.name)) if lane.name else "(none)"
+    return [name, str(lane.waiting), f"{lane.share:g}"]
 
 
 def call_cells(call: CallInfo) -> list[str]:

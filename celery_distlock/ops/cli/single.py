@@ -27,6 +27,7 @@ from .display import (
     ACTION_COLUMNS,
     CALL_COLUMNS,
     HOLD_COLUMNS,
+    LANE_COLUMNS,
     WAITER_COLUMNS,
     Screen,
     action_cells,
@@ -34,6 +35,7 @@ from .display import (
     call_cells,
     duration,
     hold_cells,
+    lane_cells,
     limit_label,
     lock_record,
     opens_label,
@@ -121,17 +123,19 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
     """
     Show the holders of KEY and the number of waiters.
 
-    It also shows the units in use, the first delayed calls, the calls that duplicates would join,
-    and the recent actions of operators. The exit status is 1 if the key is free. A resting key is
-    not free, though it has no holder.
+    It also shows the units in use, the lanes that have the next turns, the first delayed calls, the
+    calls that duplicates would join, and the recent actions of operators. The exit status is 1 if
+    the key is free. A resting key is not free, though it has no holder.
     """
     admin = admin_of(obj)
     info, now = admin.show(key), time.time()
     delayed = admin.delayed(key, limit=MOST_SHOWN) if info.later else []
+    lanes = admin.lanes(key, limit=MOST_SHOWN) if info.waiting else []
     calls = admin.calls(key, limit=MOST_SHOWN) if info.identities else []
     actions = admin.actions(key)
     if as_json:
         more = {
+            "lanes": [lane._asdict() for lane in lanes],
             "delayed": [waiter_record(waiter) for waiter in delayed],
             "calls": [asdict(call) for call in calls],
             "actions": list(map(action_record, actions)),
@@ -145,6 +149,7 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
             screen.table(
                 HOLD_COLUMNS, (hold_cells(hold, now, brief=screen.terminal) for hold in info.holds)
             )
+        screen.table(LANE_COLUMNS, map(lane_cells, lanes))
         screen.table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in delayed))
         screen.table(CALL_COLUMNS, map(call_cells, calls))
         screen.table(

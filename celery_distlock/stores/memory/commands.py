@@ -21,6 +21,7 @@ Answer: TypeAlias = "int | bytes | list[Any] | None"
 Words: TypeAlias = tuple[bytes, ...]
 
 _PLACES = 17  # decimals of a sum
+_EITHER = (b"(", b"[")  # before a member where a range begins or ends
 _BEGINNING = b"0"  # the cursor at the beginning and the end of a scan, which is one step
 
 
@@ -383,11 +384,16 @@ def zscan(keys: Keyspace, name: bytes, cursor: bytes, *options: bytes) -> Answer
 
 @_command
 def zrange(keys: Keyspace, name: bytes, first: bytes, last: bytes, *options: bytes) -> Answer:
-    given = _options(options, {b"BYSCORE": 0, b"REV": 0, b"LIMIT": 2, b"WITHSCORES": 0})
+    given = _options(
+        options, {b"BYSCORE": 0, b"BYLEX": 0, b"REV": 0, b"LIMIT": 2, b"WITHSCORES": 0}
+    )
     reverse = b"REV" in given
     if b"BYSCORE" in given:
         low, high = (last, first) if reverse else (first, last)
         return _listed(_between(keys, name, low, high), given, reverse=reverse)
+    if b"BYLEX" in given:
+        low, high = (last, first) if reverse else (first, last)
+        return _listed(_lexical(keys, name, low, high), given, reverse=reverse)
     if b"LIMIT" in given:
         raise RefusedError(
             "syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX"
@@ -413,6 +419,18 @@ def _between(keys: Keyspace, name: bytes, low: bytes, high: bytes) -> Entries:
     complaint = "min or max is not a float"
     least, most = (_float(bound.removeprefix(b"(") or b"0", complaint) for bound in (low, high))
     return _members(keys, name).between(least, low[:1] == b"(", most, high[:1] == b"(")
+
+
+@_command
+def zlexcount(keys: Keyspace, name: bytes, low: bytes, high: bytes) -> Answer:
+    return len(_lexical(keys, name, low, high))
+
+
+def _lexical(keys: Keyspace, name: bytes, low: bytes, high: bytes) -> Entries:
+    """Return the entries from one member, after ``[``, to another; one after ``(`` is excluded."""
+    if low[:1] not in _EITHER or high[:1] not in _EITHER:
+        raise RefusedError("min or max not valid string range item")
+    return _members(keys, name).lexical(low[1:], low[:1] == b"(", high[1:], high[:1] == b"(")
 
 
 def _listed(found: Entries, given: dict[bytes, Words], *, reverse: bool = False) -> Answer:

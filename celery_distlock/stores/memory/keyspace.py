@@ -12,7 +12,7 @@ Listener: TypeAlias = Callable[[bytes], object]
 T = TypeVar("T")
 
 TIDY_MS = 60_000  # between two searches for expired keys
-_score = itemgetter(0)
+_score, _member = itemgetter(0), itemgetter(1)
 
 
 class RefusedError(Exception):
@@ -81,6 +81,13 @@ class SortedSet:
         after: Callable[..., int] = bisect.bisect_right if low_open else bisect.bisect_left
         before: Callable[..., int] = bisect.bisect_left if high_open else bisect.bisect_right
         return order[after(order, low, key=_score) : before(order, high, key=_score)]
+
+    def lexical(self, low: bytes, low_open: bool, high: bytes, high_open: bool) -> Entries:
+        """Return the entries with members from *low* to *high*; all scores must be equal."""
+        order = self.order()
+        after: Callable[..., int] = bisect.bisect_right if low_open else bisect.bisect_left
+        before: Callable[..., int] = bisect.bisect_left if high_open else bisect.bisect_right
+        return order[after(order, low, key=_member) : before(order, high, key=_member)]
 
 
 class _Key:

@@ -15,6 +15,7 @@ from celery_distlock.stores.requests import StandRequest
 from celery_distlock.stores.values import (
     ALONE,
     Destinations,
+    Lane,
     ParkRequest,
     Release,
     Reply,
@@ -279,6 +280,20 @@ class RedisParking(Part, Parking):
                 [self._records.call(_DELAY_RESEND, wake.name, wake.run, for_ms) for wake in wakes]
             )
 
+    def lanes(self, key: str, limit: int = 100) -> list[Lane]:
+        call = self._records.call(_LIST_LANES, slot_name(key), limit)
+        with self._requests.reading(
+            _LIST_LANES, self._requests.ask([call], key).answers[0]
+        ) as all_:
+            return [
+                Lane(
+                    key_of(each.text("name")),
+                    each.number("waiting"),
+                    want_of(each.raw("want")).share / 1000,
+                )
+                for each in Fields.read(all_).each("lanes")
+            ]
+
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = literal(f"{task_id}:") + "*"
         for names in self._inspection.waiting_names() if key is None else [[slot_name(key)]]:
@@ -391,6 +406,7 @@ _ACQUIRE, _TRY_KEYS, _TRY_KEY, _CANCEL, _MARK_SENT, _DELAY_RESEND = map(
     scripts.load, ("acquire", "try_keys", "try_key", "cancel", "mark_sent", "delay_resend")
 )
 _LEAVING, _QUEUES = map(scripts.load, ("leaving", "queues"))
+_LIST_LANES = scripts.load("list_lanes")
 _SWEEP, _DUE_KEYS, _RESEND_ALL, _SWEEP_LEASE, _RESERVE_KEPT, _LEAVE_KEY = map(
     scripts.load, ("sweep", "due_keys", "resend_all", "sweep_lease", "reserve_kept", "leave_key")
 )

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import Ability, AcquireRequest
+from celery_distlock.stores import Ability, AcquireRequest, ParkRequest, SendRequest, Want
 from celery_distlock.stores.values import ALONE
 from celery_distlock.testing.contract.actions import TWO, take
 from tests.contract.parts.several_queues import TURNS, frees, turned_away, wants
@@ -151,6 +151,28 @@ def endless(bare_site, key):
         client.hset(bare_site.record(key), mapping=fields)
         yield key
         client.delete(bare_site.record(key))
+
+
+def test_the_lanes_of_a_queue_are_shown(bare_site, locks, key):
+    with bare_site.held(key):
+        for number, lane in enumerate(["acme", "acme", "a\tb", None]):
+            want = ALONE if lane is None else Want(1, 1, (), 1, lane, 3000)
+            request = SendRequest(key, f"{number}:0:0:0", ParkRequest(b"{}"), want=want)
+            bare_site.store.calls.send(request)
+        shown, queued = locks("show", key), locks("queue", key)
+        (record,) = records(locks("show", key, "--json"))
+        (waiters,) = records(locks("queue", key, "--json"))
+        for number in range(4):
+            bare_site.store.parking.cancel(key, f"{number}:0:0:0")
+
+    assert "LANE\tWAITING\tSHARE\n(none)\t1\t1\na\\tb\t1\t3\nacme\t2\t3\n" in shown.stdout
+    assert record["lanes"] == [
+        {"name": "", "waiting": 1, "share": 1.0},
+        {"name": "a\tb", "waiting": 1, "share": 3.0},
+        {"name": "acme", "waiting": 2, "share": 3.0},
+    ]
+    assert [row["WANTS"] for row in rows(queued.stdout)][:2] == ["lane acme"] * 2
+    assert [each["lane"] for each in waiters["waiters"]] == ["acme", "acme", "a\tb", None]
 
 
 def test_a_lock_without_an_end_is_listed_and_shown(bare_site, endless, invoke):

@@ -1,5 +1,5 @@
 -- acquire.lua: grant the key, queue the request, or report the current holder. Idempotent.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV owner lease_ms run arrival [want request envelope]
 -- returns token: granted exclusively | {'granted', token, slot}: granted a share | a `reply`
 --         (answers.lua) with status: granted, with token and slot, and waiters are admitted too |
@@ -57,7 +57,7 @@ end
 local function look_at_all()
     look(owner, run)
     if run ~= '' then
-        fetch('limit', 'r:' .. run)
+        fetch('limit', 'turn', 'r:' .. run)
     end
     want = want_in(want)
 end
@@ -103,6 +103,7 @@ end
 local function wait_again(stands)
     local of = leaves and record(run)
     if of and not of.k and stands > 0 then
+        enter_lane('p:' .. run, integer(stands), of.w)
         redis.call('ZADD', QUEUE, 'NX', integer(stands), 'p:' .. run)
         of.y = true
         write_run(run, of)
@@ -122,12 +123,15 @@ local function join(stands)
         go(run, of, 'waiting', nil, envelope)
         return stands
     end
-    redis.call('ZADD', QUEUE, 'NX', integer(stands), member)
+    local is_new = redis.call('ZADD', QUEUE, 'NX', integer(stands), member) == 1
+    if is_new and (last_turn() or string.find(want.text, '@', 1, true)) then
+        enter_lane(member, integer(stands), want.text)
+    end
     if want.text ~= '' then
         redis.call('HSET', TASKS, 'w:' .. member, want.text)
         key.tasks['w:' .. member] = want.text
     end
-    return tonumber(redis.call('ZSCORE', QUEUE, member))
+    return is_new and stands or tonumber(redis.call('ZSCORE', QUEUE, member))
 end
 
 local function answer_wait(stands)
@@ -137,11 +141,15 @@ local function answer_wait(stands)
     stands = join(stands)
     local facts = with_holder(parks and 'parked' or 'busy', a_holder())
     local place = member ~= '' and redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
-    local may_open = place == 0 and (not key.alone or key.alone.stage == RESTING)
+    local is_first = place == 0
+    if key.tasks.turn then
+        is_first = has_the_turn(member)
+    end
+    local may_open = is_first and (not key.alone or key.alone.stage == RESTING)
     facts.place, facts.since = place, integer(stands)
     facts.is_open = may_open and mode == 'line' and not opens(want) or nil
     if mode == 'try' then
-        look_early(place)
+        look_early(is_first)
     elseif may_open and not facts.is_open then
         key.opens_ms = nil -- noted for the previous head of the queue
         local ms = look_ahead(member, true)
@@ -264,7 +272,7 @@ local function has_its_turn(stands, of)
     local is_straight = want.capacity == 1 and is_free and of and is_in_woken(of.s)
     local turn = 'empty'
     if not (overtakes or is_straight) then
-        turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands })
+        turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands, of = of })
     end
     return not (turn == 'closed' or opens(want))
 end
@@ -295,11 +303,11 @@ local function answer_turn(stands)
 end
 
 -- Notes when the key should be checked for a caller that does not queue.
-local function look_early(place)
-    if leaves and place > 0 then
+local function look_early(is_first)
+    if leaves and not is_first then
         note_look(LOOK_MS) -- the waiters ahead were not notified of what it gave up
     end
-    local ms = place == 0 and opens_by_rate(want)
+    local ms = is_first and opens_by_rate(want)
     if ms then
         note_look(ms)
     end

@@ -1,6 +1,6 @@
 -- acquire_all.lua: take several keys, if all of them are free and have no waiters, or if all are
 -- reserved for the run; else take none.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run lease_ms owners [repeated keep wants]
 -- returns {token, slot, ...}: granted, in the order of the keys | {}: at least one is not available
 --

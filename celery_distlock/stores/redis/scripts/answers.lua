@@ -2,7 +2,7 @@
 -- object has status and further fields; woken: runs that the caller must send, each with the number of
 -- its key, and the envelopes in the same order; opens_ms: in how many ms the key must be checked, because
 -- time alone will admit a waiter.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- USES records grants gates
 
 local woken = {} -- runs that the caller must send

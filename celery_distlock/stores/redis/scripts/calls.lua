@@ -1,5 +1,5 @@
 -- calls.lua: which run has an identity, so that another call with it is recognised as a duplicate.
--- KEYS lock queue tasks woken fence done rate later calls
+-- KEYS lock queue tasks woken fence done rate lanes later calls
 --
 -- calls  hash  for each identity: how long it is taken (started: until its run begins; finished: until
 --              the run ends; or a time, ms); optionally @ and the time of its first call (ms), ! and when
@@ -8,7 +8,7 @@
 --              taken: an entry of a run that is gone is obsolete, and the sweep removes it
 -- USES records grants runs
 
-local LATER, CALLS = KEYS[8], KEYS[9]
+local LATER, CALLS = KEYS[9], KEYS[10]
 
 -- Returns the run if it holds the key; with `any_attempt`, also another attempt of its task.
 local function inside(run, any_attempt)

@@ -1,5 +1,5 @@
 -- cancel.lua: remove a run that has not claimed its key, and free its identity.
--- KEYS lock queue tasks woken fence done rate later calls
+-- KEYS lock queue tasks woken fence done rate lanes later calls
 -- ARGV run
 -- returns 1 removed | 0 it is not known, holds its key, or is being stored | a `reply` (answers.lua):
 --         removed, and waiters are served; or with route: its envelope is at the first key of that route
@@ -33,6 +33,7 @@ local run = ARGV[1]
 -- NEVER REFUSED
 look('', run)
 local _, settles = ends_of(run)
+fetch('turn', 'r:' .. run)
 local of = record(run)
 if of and of.b then
     return reply({ route = of.k })

@@ -1,6 +1,6 @@
 -- delay_resend.lua: postpone the next sending of a woken run, because a live worker has it and starts it as
 -- soon as it can.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run for_ms
 -- returns 1 postponed | 0 it is not in flight
 --

@@ -1,11 +1,11 @@
 -- delayed.lua: list deferred runs, without changing anything.
--- KEYS lock queue tasks woken fence done rate later
+-- KEYS lock queue tasks woken fence done rate lanes later
 -- ARGV first last
 -- returns runs as JSON: from position first to last, without runs that were delivered already; of each run,
 --         in_ms until it joins the queue, the name of its task, if known, and its want (gates.lua)
 -- USES records grants runs
 
-local LATER = KEYS[8]
+local LATER = KEYS[9]
 read_clock()
 local found = {}
 local runs = redis.call('ZRANGE', LATER, ARGV[1], ARGV[2], 'WITHSCORES')

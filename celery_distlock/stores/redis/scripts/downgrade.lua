@@ -1,5 +1,5 @@
 -- downgrade.lua: make an exclusive grant shared, or stop waiting for an upgrade.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV owner lease_ms
 -- returns {'granted', token, slot}: it shares the key | a `reply` (answers.lua): shared, and waiters are
 --         served; or with status free: the owner has no grant

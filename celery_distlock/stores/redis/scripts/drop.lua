@@ -1,5 +1,5 @@
 -- drop.lua: forget a run in flight that will not run, or whose end is already recorded.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run mark
 -- returns 1 forgotten | 0 it is not known | a `reply` (answers.lua): forgotten, and the next run must be sent
 --
@@ -9,6 +9,7 @@
 local run, mark = unpack(ARGV)
 -- NEVER REFUSED
 look('', run)
+fetch('turn', 'r:' .. run)
 local reserved, of = grant_for(run), record(run)
 local ended, settles = ends_of(run)
 if not (reserved or (settles and not ended) or (of and is_in_woken(of.s))) then

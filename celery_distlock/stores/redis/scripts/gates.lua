@@ -1,16 +1,16 @@
 -- gates.lua: decides whether a request is admitted now, and if not, when time alone will admit it.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- USES records limits grants rates
 
 local NEVER = 1 / 0 -- not through time alone
 
--- Parses a want: units/capacity, or units/capacity/terms; empty: exclusive.
+-- Parses a want: units/capacity, units/capacity/terms, or either with its lane (lanes.lua); empty: exclusive.
 local function want_in(text)
     if not text or text == '' then
         return { units = 1, capacity = 1, text = '' }
     end
     local units, capacity, rest = string.match(text, '^(%d+)/(%d+)(.*)$')
-    local terms = string.match(rest or '', '^/(%S+)$')
+    local terms = string.match(rest or '', '^/([^@%s]+)')
     return { units = tonumber(units or 1), capacity = tonumber(capacity or 1), terms = terms, text = text }
 end
 

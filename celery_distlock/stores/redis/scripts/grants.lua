@@ -1,6 +1,6 @@
 -- grants.lua: the holders of a key. Each holder has one grant. A grant contains its own end, so no
 -- other record has to be right.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 --
 -- lock   token: of the exclusive grant, or of all shared grants since the key was last free;
 --        rest: no request is admitted before this time (ms).

@@ -1,5 +1,5 @@
 -- identities.lua: list identities and their runs, without changing anything.
--- KEYS lock queue tasks woken fence done rate later calls
+-- KEYS lock queue tasks woken fence done rate lanes later calls
 -- ARGV limit
 -- returns identities as JSON: at most `limit`, in no order; of each identity, run, and where it is, as in
 --         identity.lua

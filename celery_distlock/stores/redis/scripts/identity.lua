@@ -1,5 +1,5 @@
 -- identity.lua: look up which run has an identity, without changing anything.
--- KEYS lock queue tasks woken fence done rate later calls
+-- KEYS lock queue tasks woken fence done rate lanes later calls
 -- ARGV identity
 -- returns fields as JSON, none if no run has it: run; where it is: waiting, coming, running or ended;
 --         expires_ms, after which it loses the identity if it has not begun; marks (calls.lua);

@@ -1,5 +1,5 @@
 -- inherit.lua: pass an identity from an earlier execution of a task on to this run.
--- KEYS lock queue tasks woken fence done rate later calls
+-- KEYS lock queue tasks woken fence done rate lanes later calls
 -- ARGV identity run until_when expires_ms marks
 -- returns 1 | 0: another task has it
 --

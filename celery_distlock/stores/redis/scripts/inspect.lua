@@ -1,5 +1,5 @@
 -- inspect.lua: report the state of a key. Changes nothing, except that it removes a limit that has ended.
--- KEYS lock queue tasks woken fence done rate later calls
+-- KEYS lock queue tasks woken fence done rate lanes later calls
 -- ARGV [want]
 -- returns fields as JSON: owner, token, run, ttl_ms, and those below; unknown ones are empty
 --
@@ -121,7 +121,7 @@ end
 local owner = alone and alone.owner or (#grants > 0 and 'several:') or ''
 local ttl_ms = not alone and -2 or alone.ends < EXACT and math.floor(alone.ends - now_ms) or -1
 local oldest = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. FIRST, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-local first = first_waiter()
+local first = first_waiter(true)
 local found = { owner = owner, token = key.token, run = alone and alone.run, ttl_ms = ttl_ms }
 found.waiting, found.oldest, found.woken = redis.call('ZCARD', QUEUE), oldest, count_woken()
 found.task, found.limit, found.used = alone and task_name(alone), written_limit(), used

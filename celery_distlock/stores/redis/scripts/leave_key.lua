@@ -1,6 +1,6 @@
 -- leave_key.lua: remove a run of several keys in different slots from this key, because it waits at
 -- another one or is in flight; release what is kept for it here.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run number at counts keeps owner
 -- returns 0 it is not here | 1 removed | a `reply` (answers.lua): removed, and waiters are served
 --

@@ -1,5 +1,5 @@
 -- limit.lua: set or remove an operator's limit, and serve the waiters that it admits.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV capacity until_ms author rates
 -- returns 1 | a `reply` (answers.lua) with the runs that are admitted
 --

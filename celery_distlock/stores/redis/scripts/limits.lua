@@ -1,12 +1,15 @@
 -- limits.lua: an operator's limit for a key, which replaces the capacity and rates of requests.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 --
 -- tasks  limit: units (-: as requested), optionally followed by / and rates (rates.lua); its end (ms; 0:
 --        none), the time when it was set (µs), and the operator
 -- USES records
 
 local function read_limit()
-    local written = field('limit')
+    if key.tasks.limit == nil then
+        fetch('limit', 'turn')
+    end
+    local written = key.tasks.limit
     if not written then
         return {}
     end

@@ -1,5 +1,5 @@
 -- mark_sent.lua: record what became of a woken run's message, and when to send it again.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run again
 -- returns 1 recorded | 0 the run is not in flight
 --

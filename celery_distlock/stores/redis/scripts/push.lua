@@ -1,6 +1,6 @@
 -- push.lua: push a woken run to a worker that has not parked it. If it does not claim its key, the next
 -- sweep finds it.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run [payload channels]
 -- returns 1 a channel has received it, or the caller must push it | 0 it is not in flight | 2 send it through
 --         the broker: the broker has it, or an earlier call of its key, or no channel received it, or several

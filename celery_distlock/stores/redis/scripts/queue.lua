@@ -1,6 +1,6 @@
 -- queue.lua: grants a key's free units to its waiters, in the order of the queue.
--- KEYS lock queue tasks woken fence done rate
--- USES records limits grants rates gates runs answers
+-- KEYS lock queue tasks woken fence done rate lanes
+-- USES records limits grants rates gates lanes runs answers
 
 local GRANT_MS = 1000 -- for a blocked waiter to claim the grant that it was notified of
 local SOONER_MS = 10 -- a waiter is notified again only of a time earlier by more than this
@@ -125,6 +125,9 @@ local function step_back(grant)
     local run = string.match(grant.owner, '^parked:(.*)$')
     local of = run and record(run)
     if of and not of.k and grant.stage == RESERVED then
+        if last_turn() then
+            enter_lane('p:' .. run, integer(grant.place), of.w)
+        end
         redis.call('ZADD', QUEUE, 'NX', integer(grant.place), 'p:' .. run)
         key.head, of.y = nil, true
         write_run(run, of)
@@ -160,8 +163,8 @@ end
 -- Revokes unclaimed reservations of later arrivals, latest first, until the want is admitted. Returns
 -- whether it is.
 local function make_room(stands, want, stages)
-    if stands <= 0 then
-        return false
+    if stands <= 0 or (key.tasks.turn ~= false and last_turn()) then
+        return false -- turns do not follow the order of arrival
     elseif key.alone then
         if not may_step_back(key.alone, stands, stages) then
             return false
@@ -198,17 +201,28 @@ local function call_first(member, ms, is_here)
     end
 end
 
--- Returns the head of the queue, and its place.
-local function first_waiter()
+-- Returns the next waiter, and its place in the queue.
+local function first_waiter(only_looks)
+    if key.tasks.turn ~= false and last_turn() then
+        return first_in_turn(only_looks)
+    end
     local head = key.head or redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
     key.head = nil
     return unpack(head)
 end
 
+-- Whether a waiter is the next one.
+local function has_the_turn(member)
+    if last_turn() then
+        return first_in_turn() == member
+    end
+    return redis.call('ZRANK', QUEUE, member) == 0
+end
+
 -- Reads at once what a release needs to know of tasks: of its run, and of the first waiter.
 local function fetch_with_first(run)
     local head = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
-    local names = { 'limit', run ~= '' and 'r:' .. run or nil }
+    local names = { 'limit', 'turn', run ~= '' and 'r:' .. run or nil }
     local next_run = head[1] and run_of(head[1])
     if next_run then
         names[#names + 1] = 'r:' .. next_run
@@ -245,6 +259,9 @@ local function offer_to_blocked(member, place)
         return 'closed'
     end
     strike(member)
+    if key.tasks.turn then
+        pass_turn(want, true)
+    end
     return 'served'
 end
 
@@ -257,6 +274,9 @@ local function wake(run, of, place, want)
     else
         go(run, of, 'woken', now_ms + UNSENT_MS)
         send(run, of, field('e:' .. run))
+    end
+    if key.tasks.turn then
+        pass_turn(want, true)
     end
     return true
 end
@@ -290,8 +310,8 @@ local function offer_to_run(member, place)
 end
 
 -- Serves waiters from the head of the queue, as many as are admitted. Stops at `me`: a waiter or run, or
--- the place `stands` of a request (0: it has none). Returns empty: no waiter is left; here: `me` is next;
--- closed: the head has to wait, or nothing is free.
+-- the place `stands` of a request (0: it has none); with lanes, a run that was woken. Returns empty: no
+-- waiter is left; here: `me` is next; closed: the head has to wait, or nothing is free.
 local function hand_on(me)
     if key.alone or (key.up and settle_upgrade()) then
         return 'closed'
@@ -300,9 +320,16 @@ local function hand_on(me)
     for _ = 1, MOST_LOOKS do
         local head, place = first_waiter()
         if not head then
+            if key.tasks.turn then
+                end_lanes()
+            end
             return 'empty'
-        elseif me and (head == me.member or head == me.parked or (me.stands > 0 and me.stands < tonumber(place))) then
+        elseif me and (head == me.member or head == me.parked) then
             return 'here'
+        elseif me and not key.tasks.turn and me.stands > 0 and me.stands < tonumber(place) then
+            return 'here'
+        elseif me and key.tasks.turn and me.of and is_in_woken(me.of.s) then
+            return 'here' -- its lane has had this turn
         end
         local became = string.sub(head, 1, 2) == 'p:' and offer_to_run(head, place) or nil
         became = became or offer_to_blocked(head, place)

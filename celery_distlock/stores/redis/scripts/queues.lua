@@ -1,5 +1,5 @@
 -- queues.lua: count the runs of a key by the destination of their messages, without changing anything.
--- KEYS lock queue tasks woken fence done rate later
+-- KEYS lock queue tasks woken fence done rate lanes later
 -- ARGV most
 -- returns as JSON waiting, woken and later, each with the number of runs by destination; empty: a blocked
 --         waiter, or one whose destination is not known
@@ -7,7 +7,7 @@
 -- most  how many of each are read. If there are more, those that are read are evenly spread over all
 -- USES records grants runs
 
-local LATER, MOST = KEYS[8], tonumber(ARGV[1])
+local LATER, MOST = KEYS[9], tonumber(ARGV[1])
 
 -- Returns members of a set that has `many`, which `read` reads by position; of many, some.
 local function some_of(many, read)

@@ -1,7 +1,7 @@
 -- rates.lua: limits how often a key is taken. A start counts from its reservation until a little more
 -- than `per` after its claim. So no period of that length has more starts than the limit, however long
 -- messages take.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 --
 -- rate  p:<per (µs)> a series, the starts of the last period: when the next evenly spaced start is due
 --       (µs), when the series was last asked for (µs), the limit, and for each part of the period with

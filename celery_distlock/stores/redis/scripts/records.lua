@@ -1,5 +1,5 @@
 -- records.lua: a key's records, the server's clock, fencing tokens, and notifications.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 --
 -- lock   hash    the grants (grants.lua); expires with the last of them
 -- queue  zset    waiters, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
@@ -12,10 +12,11 @@
 --                dead; "+<run>": the broker may have another message, by the time (ms) until which the
 --                end must be remembered
 -- rate   hash    recent starts (rates.lua)
+-- lanes  zset    the waiters by their lanes, if some have one (lanes.lua)
 
-local RECORDS = 7 -- of each key
+local RECORDS = 8 -- of each key
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local RATE = KEYS[7]
+local RATE, LANES = KEYS[7], KEYS[8]
 
 local EXACT = 2 ^ 53 -- above it, whole numbers are not exact
 local FENCE_MS = 3600000 -- longer than any clock is set back
@@ -72,7 +73,7 @@ end
 -- Switches to the key with this number in KEYS.
 local function turn_to(number)
     local last = RECORDS * number
-    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE, RATE = unpack(KEYS, last - RECORDS + 1, last)
+    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE, RATE, LANES = unpack(KEYS, last - RECORDS + 1, last)
     all_keys[number] = all_keys[number] or { tasks = {}, runs = {}, number = number }
     key = all_keys[number]
 end

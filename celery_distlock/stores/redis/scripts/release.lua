@@ -1,5 +1,5 @@
 -- release.lua: release a grant, or leave the queue, and serve the next waiters.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV owner run ended [channel destination request]
 -- returns 1 released | 0 the owner had no grant | a `reply` (answers.lua) with one of these as its status
 --
@@ -84,6 +84,9 @@ local function put_first()
         return false
     end
     of.p, key.head = integer(FIRST), nil
+    if last_turn() then
+        enter_first('p:' .. keep_run, of.p, of.w)
+    end
     redis.call('ZADD', QUEUE, 'XX', of.p, 'p:' .. keep_run)
     write_run(keep_run, of)
     return true

@@ -1,5 +1,5 @@
 -- resend_all.lua: make runs in flight due now, as if they had not been sent.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV limit
 -- returns the number of runs that are due now
 --

@@ -1,6 +1,6 @@
 -- reserve_kept.lua: turn a kept grant into a reservation, when a run has all of its keys, which are in
 -- different slots. At the first key, which must be the last call, the run is sent.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run number comes
 -- returns 0 the key is not kept for it | 1 reserved | a `reply` (answers.lua): reserved, and the run must
 --         be sent
@@ -12,7 +12,7 @@
 local run, number, comes = unpack(ARGV)
 -- NEVER REFUSED
 look('', run)
-fetch('limit', 'r:' .. run, 'e:' .. run)
+fetch('limit', 'turn', 'r:' .. run, 'e:' .. run)
 local kept, of = grant_for(run), record(run)
 if not kept then
     return 0

@@ -1,5 +1,5 @@
 -- rest.lua: admit no request for some time; holders keep their grants.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV owner for_ms
 -- returns 1 the key rests | 0 the owner has no grant
 -- USES records grants limits rates

@@ -1,5 +1,5 @@
 -- runs.lua: the state of a run. Only go() changes it.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 --
 -- tasks  e:<run> the envelope; r:<run> a JSON object: s state; p arrival (µs); w want; t name of the task;
 --        h delivery channel of the worker that parked it; q destination of a call through the store; o
@@ -18,7 +18,7 @@
 -- settling   woken     it is sent again; its body has ended, its result is not stored yet
 -- elsewhere  -         at the first of several keys, while it waits at another one
 -- kept       -         at a key that is kept for it, while it waits at another one
--- USES records grants
+-- USES records grants lanes
 
 local UNSENT_MS = 2000 -- for a woken run to be received from the channel, or to be sent
 local CLAIM_MS = 5000 -- for a woken run's message to reach a worker; doubled by others in flight
@@ -70,6 +70,9 @@ local function go(run, of, state, at_ms, envelope)
     local was = of.s
     of.s, key.head = state, nil
     if state == 'waiting' then
+        if key.tasks.turn ~= false or string.find(of.w or '', '@', 1, true) then
+            enter_lane('p:' .. run, of.p, of.w)
+        end
         redis.call('ZADD', QUEUE, 'NX', of.p, 'p:' .. run)
     elseif at_ms then
         redis.call('ZADD', WOKEN, integer(at_ms), run)
@@ -78,6 +81,9 @@ local function go(run, of, state, at_ms, envelope)
     local leaves = was == 'waiting' or (of.y and state == 'settling') -- it had stepped back
     if leaves and state ~= 'waiting' then
         redis.call('ZREM', QUEUE, 'p:' .. run)
+        if key.tasks.turn then
+            leave_lane('p:' .. run, of.p, of.w)
+        end
     elseif is_in_woken(was) and not is_in_woken(state) then
         redis.call('ZREM', WOKEN, run)
     end
@@ -119,6 +125,9 @@ local function forget_run(run)
     end
     if not of or of.y or not is_in_woken(of.s) then
         redis.call('ZREM', QUEUE, 'p:' .. run)
+        if key.tasks.turn and of then
+            leave_lane('p:' .. run, of.p, of.w)
+        end
     end
     if not of or of.s ~= 'waiting' then
         redis.call('ZREM', WOKEN, run)

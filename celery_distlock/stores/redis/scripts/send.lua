@@ -1,6 +1,6 @@
 -- send.lua: accept a run at the time of its call: reserve the key for it, queue it, or defer it.
 -- Idempotent.
--- KEYS lock queue tasks woken fence done rate later calls
+-- KEYS lock queue tasks woken fence done rate lanes later calls
 -- ARGV run envelope task sent_to [request]
 -- returns go | queued | later | updated | changed: nothing was done, another run has the identity than
 --         the caller expected | a `reply` (answers.lua) with one of these as its status, or with full:
@@ -105,7 +105,7 @@ local function let_in(status)
             write_run(run, of)
         end
     end
-    if not (has_woken or key.opens_ms) and redis.call('ZRANK', QUEUE, 'p:' .. run) == 0 then
+    if not (has_woken or key.opens_ms) and (key.tasks.turn or redis.call('ZRANK', QUEUE, 'p:' .. run) == 0) then
         look_ahead()
     end
     return answer(status)
@@ -219,7 +219,7 @@ local told = answer_free_key()
 if told then
     return told
 end
-fetch('limit', 'r:' .. run)
+fetch('limit', 'turn', 'r:' .. run)
 told = takes and answer_identity() or answer_again()
 if told then
     return told

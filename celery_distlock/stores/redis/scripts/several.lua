@@ -1,6 +1,6 @@
 -- several.lua: runs that need several keys. A waiting run holds none of them, and is in one queue: that
 -- of the first key that refuses it. When that key opens, all of its keys are tried in one step.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 --
 -- After several failed attempts a run is aged: while it is the head of the queue where it waits, the keys
 -- before that one are kept for it. An earlier run takes keys that are kept for a later one.
@@ -35,7 +35,7 @@ end
 -- Returns nothing if the key admits the run that arrived at `stands`, else when (ms) it will. Waiters that
 -- arrived earlier go first.
 local function refuses(run, stands, want)
-    local head, place = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))
+    local head, place = first_waiter()
     local member = 'p:' .. run
     place = tonumber(place)
     if held_by(run) or (head and head ~= member and (place < stands or (place == stands and head < member))) then
@@ -140,6 +140,9 @@ end
 -- Reserves one of a run's keys. Returns false if the server is full.
 local function reserve_here(run, stands, want, for_ms)
     local mine = grant_for(run)
+    if last_turn() then
+        pass_turn(want)
+    end
     if not mine then
         return reserve(reserved_owner(run), run, stands, for_ms, want)
     end
@@ -166,7 +169,7 @@ end
 -- whether it waits.
 local function facts_here(run, stands, is_closed)
     local place = redis.call('ZRANK', QUEUE, 'p:' .. run)
-    if is_closed and place == 0 and not key.opens_ms then
+    if is_closed and has_the_turn('p:' .. run) and not key.opens_ms then
         look_ahead()
     end
     local facts = with_holder(is_closed and 'parked' or 'reserved', a_holder())
@@ -188,7 +191,7 @@ end
 
 -- Whether the keys before this one are kept for a run while it waits here.
 local function keeps_others(run, want, of)
-    local is_first = redis.call('ZRANK', QUEUE, 'p:' .. run) == 0
+    local is_first = has_the_turn('p:' .. run)
     local is_closed = paused() or resting() or too_soon(want)
     local is_far = is_closed and (paused() or resting() or is_closed > now_ms + FAR_MS)
     return is_aged(of) and is_first and not is_far

@@ -1,6 +1,6 @@
 -- sweep.lua: recover what a crash left at one key: a free key with waiters, a woken run that was never
 -- sent, a message that was lost, a run whose process died. Sends the runs that have waited for too long.
--- KEYS lock queue tasks woken fence done rate later calls leaving
+-- KEYS lock queue tasks woken fence done rate lanes later calls leaving
 -- ARGV limit_of [backlogs]
 -- returns a `reply` (answers.lua) with waiting: 1 if a run waits or is in flight, else 0. Each run that
 --         is sent again has `returned`: it has tried to claim the key before, and `published`: its
@@ -15,7 +15,7 @@ local OVER_MS = 12000 -- before its end, a kept grant is extended
 local MOST_CALLS = 500 -- identities checked in one step
 local MOST_CALL_LOOKS = 4 -- steps, while most identities are obsolete
 local limit_of, backlogs = unpack(ARGV)
-local LEAVING = KEYS[10]
+local LEAVING = KEYS[11]
 
 local function is_in_a_backlog(of)
     return backlogs and of.q and string.find('\n' .. backlogs .. '\n', '\n' .. of.q .. '\n', 1, true)
@@ -139,6 +139,7 @@ for _, run in ipairs(redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now_ms),
 end
 line_up_due()
 send_away_due()
+mend_lanes()
 look_at_kept()
 free()
 if key.alone then

@@ -1,6 +1,6 @@
 -- try_key.lua: try one of several keys of a run that are in different slots: keep it for some seconds, or
 -- queue the run there. Idempotent.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run route_text number arrival owner counts [envelope channel]
 -- returns a `reply` (answers.lua) with status: busy: it is in flight | done: it has ended or is unknown |
 --         reserved or parked, with the fields of try_keys.lua, waits: it is queued here, and aged: it has
@@ -19,7 +19,7 @@ read_route(route_text)
 local want = route.wants[number]
 local of, stands -- the run's record, and its place
 look(owner, run)
-fetch('limit', 'r:' .. run)
+fetch('limit', 'turn', 'r:' .. run)
 of, stands = record(run), tonumber(arrival)
 
 local gone = number == 1 and status_of_gone(run, of, envelope)

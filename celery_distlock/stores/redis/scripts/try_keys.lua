@@ -1,5 +1,5 @@
 -- try_keys.lua: reserve all keys of a run, or queue it at the key that refuses it. Idempotent.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV run route_text counts comes arrival owners gave [envelope channel]
 -- returns a `reply` (answers.lua) with opens: for each key that time alone opens, its number and in how
 --         many ms; and status: busy: it is in flight | done: it has ended or is unknown | reserved: all
@@ -40,7 +40,7 @@ end
 local function look_at(number)
     load(asking[number] or '', run)
     prune()
-    fetch('limit', 'r:' .. run)
+    fetch('limit', 'turn', 'r:' .. run)
 end
 
 -- Returns a reply with the woken runs of all keys, and when each key must be checked.

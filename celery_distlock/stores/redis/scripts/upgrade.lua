@@ -1,5 +1,5 @@
 -- upgrade.lua: make a shared grant exclusive. Idempotent.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV owner lease_ms inbox
 -- returns token: granted | a `reply` (answers.lua) with status: busy, and ttl_ms: there are other holders |
 --         deadlock: another holder waits for its upgrade | free: the owner has no grant, or has not

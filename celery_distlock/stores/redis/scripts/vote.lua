@@ -1,5 +1,5 @@
 -- vote.lua: give this node's vote for a key to an owner, or report its holder. Idempotent.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV owner lease_ms run repeated token settle
 -- returns {status, time, token, floor, holder, holder_run, ttl_ms}; status: granted | busy | done |
 --         unsettled

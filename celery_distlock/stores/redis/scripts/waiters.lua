@@ -1,5 +1,5 @@
 -- waiters.lua: list the waiters of a key and its runs in flight, without changing anything.
--- KEYS lock queue tasks woken fence done rate
+-- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV first last
 -- returns as JSON woken: the runs in flight, and queue: the waiters, each from position first to last; of
 --         each its run, or as `blocked` inbox and owner; since (µs); task, the name of a parked run's task,

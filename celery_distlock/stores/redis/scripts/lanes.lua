@@ -1,0 +1,217 @@
+-- lanes.lua: the lanes of a key's queue, which have their turns in proportion to their shares (start-time
+-- fair queueing). In a lane, waiters are in the order of the queue.
+-- KEYS lock queue tasks woken fence done rate lanes
+--
+-- tasks  turn: the tag of the last start, while a waiter has asked for a lane. Then each waiter is in a
+--        lane: in the lane '' if it has asked for none
+-- lanes  zset, all with score 0: an index of the queue. Lanes have no blanks, tags and places 16 digits.
+--        w<lane> <place><member>: a waiter; obsolete if that is not its place in the queue
+--        t<tag> <lane>: a lane with waiters; the one with the lowest tag has its turn. i<tag> <lane>: a
+--        lane without waiters
+--        l<lane> <mark>: the mark of a lane: t or i, and its tag
+-- USES records grants
+
+local PLAIN = 1000 -- added to the tag of a lane with share 1 for each unit
+local MOST_STALE = 1000 -- obsolete entries that are removed in one step
+local MANY_WAITERS = 1000 -- read at once
+local SWEPT = 16 -- one of this many turns removes lanes without waiters whose tags have passed
+
+-- Returns the lane and the share (in thousandths) at the end of a want, after an @; nothing if there is none.
+local function lane_in(text)
+    local share, lane = string.match(text or '', '^[^@]*@(%d+)/(%S*)$')
+    return lane, tonumber(share)
+end
+
+-- Returns the tag of the last start if the waiters are in lanes, else false.
+local function last_turn()
+    if key.tasks.turn == nil then
+        fetch('limit', 'turn')
+    end
+    return key.tasks.turn
+end
+
+local function digits(number)
+    return string.format('%016.0f', math.max(0, math.min(number, EXACT)))
+end
+
+local function place_entry(lane, place, member)
+    return 'w' .. lane .. ' ' .. digits(tonumber(place) or 0) .. member
+end
+
+-- Returns entries of the index, from one text up to another, without the first `skipped`.
+local function between(from, to, skipped, most)
+    return redis.call('ZRANGE', LANES, '[' .. from, '(' .. to, 'BYLEX', 'LIMIT', skipped, most)
+end
+
+-- Returns a lane's mark; nothing if it has none.
+local function mark_of(lane)
+    local found = between('l' .. lane .. ' ', 'l' .. lane .. '!', 0, 2)
+    local old, mark = string.sub(found[1] or '', #lane + 3), string.sub(found[2] or '', #lane + 3)
+    if mark == '' then
+        return old ~= '' and old or nil
+    end
+    redis.call('ZREM', LANES, found[1], old .. ' ' .. lane) -- a script was interrupted
+    return mark
+end
+
+local function mark_lane(lane, before, mark)
+    redis.call('ZADD', LANES, 0, 'l' .. lane .. ' ' .. mark, 0, mark .. ' ' .. lane)
+    if before and before ~= mark then
+        redis.call('ZREM', LANES, before .. ' ' .. lane, 'l' .. lane .. ' ' .. before)
+    end
+end
+
+-- Has a lane take its turns.
+local function open_lane(lane)
+    local before = mark_of(lane)
+    if not before then
+        mark_lane(lane, nil, 't' .. digits(1)) -- 0: see enter_first()
+    elseif string.sub(before, 1, 1) == 'i' then
+        mark_lane(lane, before, 't' .. string.sub(before, 2))
+    end
+end
+
+-- Returns the lane of each of some waiters.
+local function lanes_of(members)
+    local names, lanes = {}, {}
+    for number, member in ipairs(members) do
+        names[number] = string.sub(member, 1, 2) == 'p:' and 'r:' .. string.sub(member, 3) or 'w:' .. member
+    end
+    for number, text in ipairs(redis.call('HMGET', TASKS, unpack(names))) do
+        local is_read, of = pcall(cjson.decode, text or '')
+        lanes[number] = lane_in(is_read and type(of) == 'table' and of.w or text or '') or ''
+    end
+    return lanes
+end
+
+-- Adds all waiters to the index. With `are_plain` none has asked for a lane.
+local function index_queue(are_plain)
+    local from, seen = 0, {}
+    repeat
+        local members = redis.call('ZRANGE', QUEUE, from, from + MANY_WAITERS - 1)
+        local lanes, added = are_plain and {} or (members[1] and lanes_of(members)) or {}, {}
+        for number, member in ipairs(members) do
+            local lane = lanes[number] or ''
+            local place = redis.call('ZSCORE', QUEUE, member)
+            added[2 * number - 1], added[2 * number], seen[lane] = 0, place_entry(lane, place, member), true
+        end
+        if added[1] then
+            redis.call('ZADD', LANES, unpack(added))
+        end
+        from = from + MANY_WAITERS
+    until #members < MANY_WAITERS
+    for lane in pairs(seen) do
+        open_lane(lane)
+    end
+end
+
+-- Removes a waiter from its lane. If it is missed here, its entry is obsolete.
+local function leave_lane(member, place, want_text)
+    redis.call('ZREM', LANES, place_entry(lane_in(want_text) or '', place, member))
+end
+
+-- Adds a waiter to its lane, before it joins the queue.
+local function enter_lane(member, place, want_text)
+    local lane = lane_in(want_text)
+    if not last_turn() then
+        if not lane then
+            return
+        end
+        redis.call('DEL', LANES) -- a script was interrupted
+        key.tasks.turn = '0'
+        index_queue(true)
+        leave_lane(member, place) -- it has just joined the queue
+        redis.call('HSET', TASKS, 'turn', '0')
+    end
+    redis.call('ZADD', LANES, 0, place_entry(lane or '', place, member))
+    open_lane(lane or '')
+end
+
+-- Adds a waiter that is served before those of all lanes, as it has had its turn.
+local function enter_first(member, place, want_text)
+    local lane = lane_in(want_text) or ''
+    redis.call('ZADD', LANES, 0, place_entry(lane, place, member))
+    mark_lane(lane, mark_of(lane), 't' .. digits(0))
+end
+
+-- Returns the first waiter of a lane, its place, and whether there may be more; nothing if there is none.
+local function first_of_lane(lane, only_looks)
+    local before = 'w' .. lane .. ' '
+    for number = 0, MOST_STALE do
+        local found = between(before, 'w' .. lane .. '!', only_looks and number or 0, 2)
+        if not found[1] then
+            return nil
+        end
+        local place = string.sub(found[1], #before + 1, #before + 16)
+        local member = string.sub(found[1], #before + 17)
+        local stands = redis.call('ZSCORE', QUEUE, member)
+        if stands and digits(tonumber(stands)) == place then
+            return member, stands, found[2] ~= nil
+        elseif not only_looks then
+            redis.call('ZREM', LANES, found[1])
+        end
+    end
+end
+
+-- Returns the first waiter of the lane that has its turn, and its place; nothing if there is none. With
+-- `only_looks` it changes nothing.
+local function first_in_turn(only_looks)
+    for number = 0, MOST_STALE do
+        local turn = between('t', 'u', only_looks and number or 0, 1)[1]
+        local mark, lane = string.match(turn or '', '^(t%d+) (.*)$')
+        if not mark then
+            break
+        end
+        local member, place, has_more = first_of_lane(lane, only_looks)
+        if member then
+            key.turn = { lane = lane, mark = mark, has_more = has_more }
+            return member, place
+        elseif not only_looks then
+            mark_lane(lane, mark, 'i' .. string.sub(mark, 2))
+        end
+    end
+end
+
+-- Forgets the lanes of a queue without waiters.
+local function end_lanes()
+    if redis.call('EXISTS', QUEUE) == 0 then
+        redis.call('HDEL', TASKS, 'turn')
+        redis.call('DEL', LANES)
+        key.tasks.turn = false
+    end
+end
+
+-- Counts the start of a waiter, so that the other lanes have their turns. With `has_left` it has left the
+-- queue, and its lane is without waiters if it was the last one: not earlier, as a script may be interrupted.
+local function pass_turn(want, has_left)
+    local last = last_turn()
+    if not last then
+        return
+    end
+    local lane, share = lane_in(want.text)
+    lane, share = lane or '', math.max(1, share or PLAIN)
+    local turn = key.turn and key.turn.lane == lane and key.turn
+    local before = turn and turn.mark or mark_of(lane) or 't' .. digits(known_number(last))
+    -- A lane that had no waiters does not make up for that time.
+    local tag, kind = math.max(known_number(last), known_number(string.sub(before, 2))), string.sub(before, 1, 1)
+    kind = has_left and turn and not turn.has_more and 'i' or kind
+    mark_lane(lane, before, kind .. digits(tag + math.ceil(needed(want) * PLAIN * PLAIN / share)))
+    key.turn = nil
+    if turn and tag > known_number(last) then
+        redis.call('HSET', TASKS, 'turn', integer(tag))
+        key.tasks.turn = integer(tag)
+    end
+    if math.floor(now) % SWEPT == 0 then
+        for _, entry in ipairs(between('i', 'i' .. digits(tag), 0, 2 * SWEPT)) do
+            local mark, idle = string.match(entry, '^(i%d+) (.*)$')
+            redis.call('ZREM', LANES, entry, 'l' .. (idle or '') .. ' ' .. (mark or ''))
+        end
+    end
+end
+
+-- Completes the index, if the server has evicted it.
+local function mend_lanes()
+    if last_turn() and redis.call('ZLEXCOUNT', LANES, '[w', '(x') < redis.call('ZCARD', QUEUE) then
+        index_queue()
+    end
+end
