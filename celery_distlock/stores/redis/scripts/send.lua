@@ -63,6 +63,7 @@ local function answer_free_key()
     if not is_free or redis.call('EXISTS', QUEUE, TASKS) > 0 or (takes and taken_by(redis.call('HGET', CALLS, identity))) then
         return nil
     end
+    key.runs[run] = false -- there are no records of runs
     local token, refused = grant_alone(reserved_owner(run), run, CLAIM_MS, RESERVED, now, '')
     if not token then
         return refused
