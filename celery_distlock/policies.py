@@ -67,7 +67,8 @@ class Park:
 
     Attributes:
         max_waiting: If as many wait for the key, the policy decides again, with `Conflict.full`; if
-            it decides to park then, the task is parked. None: any number may wait.
+            it decides to park then, the task is parked. It has no effect on a task that needs
+            several keys. None: any number may wait.
         timeout: Seconds after which, counted as `Conflict.waited`, the task leaves the queue
             without its key, and the policy decides again. None: when it gets its key.
     """
