@@ -20,7 +20,6 @@ from celery_distlock.errors import DistlockError, StoreError
 from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import PARKED, shown
-from celery_distlock.process.dispatcher import UNSENT
 from celery_distlock.rate import RateLike, rates_in
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.message_facts import LockHeader, without_ours
@@ -55,6 +54,7 @@ from .looks import CallInfo, WaiterInfo, holds_named, is_of_interest, lock_info,
 logger = logging.getLogger(__name__)
 
 PATIENCE = 2.0  # timeout for reading the store's time, in seconds
+BROKER_PATIENCE = 15.0  # seconds that a tick waits for the broker, to which it connects first
 PAGE = 1000  # waiters per request
 
 
@@ -394,7 +394,7 @@ class Admin:
             names = [slot_name(key) for key, state in states if _waits(state)]
             opens: dict[str, float | None] = {}
             woken = store.parking.wake_due(names, opens)
-            for became in store.dispatch_each(woken, sent.append, UNSENT):
+            for became in store.dispatch_each(woken, sent.append, BROKER_PATIENCE):
                 if became is Sending.PENDING:
                     raise DistlockError(
                         "the broker does not answer: the next tick, or a worker, sends the tasks"

@@ -11,7 +11,12 @@ import warnings
 import weakref
 
 import pytest
+from celery import Celery
 
+from celery_distlock import install
+from celery_distlock.errors import DistlockError
+from celery_distlock.keys import slot_name
+from celery_distlock.ops import admin as ops_admin
 from celery_distlock.process import dispatcher
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
@@ -48,6 +53,30 @@ def test_it_is_sent_when_the_release_returns(monkeypatch):
     store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
 
     assert [wake.run for wake in sent] == ["run"]
+
+
+def test_a_tick_ends_with_an_error_if_the_broker_keeps_it_waiting(gate, monkeypatch):
+    app = Celery("test", broker="memory://", set_as_current=False)
+    app.conf.distlock_url = "memory://"
+    install(app)
+    admin = ops_admin.Admin(app)
+    store, sent = admin.store, []
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
+    store.release(ReleaseRequest("k", "a"))
+    store.parking.mark_returned(WokenTask(slot_name("k"), "run", b""))
+    monkeypatch.setattr(ops_admin, "BROKER_PATIENCE", 0.05)
+
+    def hang(wake):
+        sent.append(wake.run)
+        gate.wait(60)
+
+    store.publishers.known = (hang,)
+    with pytest.raises(DistlockError, match="the broker does not answer"):
+        admin.tick()
+    wait_until(lambda: sent == ["run"], what="it to be sent")
+    store.close()
+    app.close()
 
 
 def test_what_is_woken_together_is_first_pushed_together():
