@@ -133,6 +133,10 @@ class RequestedKey(Key):
         is_next = is_next or self.hand_over(request.member, run, place)
         if not is_next or not self.admits(want):
             return None
+        waited = run in self.queue and run not in self.flights
+        waited = waited or (request.mode == "wait" and request.owner in self.queue)
+        if waited and self.queue.lanes:
+            self.queue.lanes.start(want, self.queue)
         if request.mode == "wait":
             self.queue.pop(request.owner, None)
         grant = self.grant(request.owner, "", want, LEASE)

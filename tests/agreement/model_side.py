@@ -200,6 +200,8 @@ class _Key(CalledKey):
                 if run in self.delayed:
                     self.line_up(self.delayed[run])
                 del self.times[run]
+        if not self.queue:
+            self.queue.lanes = None
         self.hand_over()
         self.call = self.call if self.bearer() else None
         return [(each,) for each in self.noted()]

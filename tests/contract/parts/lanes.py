@@ -10,7 +10,7 @@ from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.redis.connections import command
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import ALONE, Completion, Lane, Limit, Status, Want
-from celery_distlock.testing.contract.actions import all_of, leave, runs_of, take, wait_for
+from celery_distlock.testing.contract.actions import all_of, ask, leave, runs_of, take, wait_for
 from celery_distlock.testing.contract.given import Given
 from tests.contract.parts.actions import park, swept
 from tests.contract.parts.sending import send
@@ -193,6 +193,58 @@ class Lanes(Given):
 
         assert runs_of(leave(store, "k", "holder")) == ["r0"]
 
+    def test_one_that_comes_by_itself_has_had_its_turn(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "holder")
+        send(store, "k", "r0", want=lane("a"))
+        first, second = (wait_for(store, "k", name) for name in ("first", "second"))
+        pass_time(31.0)
+        take(store, "k", "first", queue=first.inbox)
+        pass_time(31.0)
+
+        reply = ask(store, "k", "second", queue=second.inbox)
+
+        assert runs_of(all_of(reply.wake)) == ["r0"]
+
+    def test_those_that_give_up_leave_the_index(self, store: QueueStore) -> None:
+        take(store, "k", "holder", lease=300.0)
+        send(store, "k", "r0", want=lane("a"))
+        for number in range(5):
+            waiter = wait_for(store, "k", f"gone{number}")
+            store.release(ReleaseRequest("k", waiter.owner, inbox=waiter.inbox))
+
+        assert entries(store, "k", "[w", "(x") == 1
+
+    def test_a_lane_is_looked_at_to_its_end(self, store: QueueStore) -> None:
+        take(store, "k", "holder")
+        send(store, "k", "r0", want=lane("a"))
+        for first in range(0, 1500, 500):
+            spoil(store, "k", [f"wa {number:016}p:x" for number in range(first, first + 500)])
+
+        assert runs_of(leave(store, "k", "holder")) == ["r0"]
+
+    def test_a_key_whose_last_one_has_died_leaves_nothing_behind(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "holder")
+        send(store, "k", "r0", want=lane("a"))
+        leave(store, "k", "holder")
+        take(store, "k", "o", run="r0", want=lane("a"))
+
+        swept(store)
+
+        assert entries(store, "k", "-", "+") == 0
+
+    def test_one_that_steps_back_returns_to_its_lane(self, store: QueueStore) -> None:
+        take(store, "k", "holder")
+        send(store, "k", "r0", want=lane("a", units=2, capacity=2))
+        leave(store, "k", "holder")
+        take(store, "k", "earlier", arrival=2, want=Want(2, 2))
+        send(store, "k", "r1", want=lane("b"))
+
+        assert [each.name for each in store.parking.lanes("k")] == ["a", "b"]
+
     def test_one_that_is_cancelled_leaves_its_lane(self, store: QueueStore) -> None:
         take(store, "k", "holder")
         for run, name in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")):
@@ -284,6 +336,22 @@ class Lanes(Given):
         swept(store)
 
         assert sorted(line.to_the_end()) == list("aaaaabbc")
+
+
+def entries(store: Any, key: str, first: str, last: str) -> int:
+    """Return the number of entries of the index of a key's lanes."""
+    name = f"{store._records.stem(key)}lanes"
+    (many,) = store._requests.ask(
+        [command(name.encode(), "ZLEXCOUNT", name, first, last)], key
+    ).answers
+    return int(many)
+
+
+def spoil(store: Any, key: str, obsolete: list[str]) -> None:
+    """Add entries to the index of a key's lanes, as those of waiters that a server has evicted."""
+    name = f"{store._records.stem(key)}lanes"
+    words = [word for entry in obsolete for word in (0, entry)]
+    assert store._requests.ask([command(name.encode(), "ZADD", name, *words)], key).answers == [500]
 
 
 def lose(store: Any, key: str, record: str) -> None:

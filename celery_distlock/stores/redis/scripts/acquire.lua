@@ -292,12 +292,16 @@ local function answer_turn(stands)
     if not token then
         return slot
     end
+    local waited = false -- a woken run has had its turn
     if of then
-        strike('p:' .. run) -- it had been queued again
+        waited = strike('p:' .. run) and not is_in_woken(of.s)
         arrive(run, grant_of(owner), keep, lease_ms)
     end
     if blocks then
-        strike(member)
+        waited = strike(member) or waited
+    end
+    if waited and key.tasks.turn then
+        pass_turn(want, true)
     end
     return granted(token, slot)
 end

@@ -134,7 +134,8 @@ local function enter_first(member, place, want_text)
     mark_lane(lane, mark_of(lane), 't' .. digits(0))
 end
 
--- Returns the first waiter of a lane, its place, and whether there may be more; nothing if there is none.
+-- Returns the first waiter of a lane, its place, and whether there may be more. Without a waiter, there may
+-- be one behind many obsolete entries.
 local function first_of_lane(lane, only_looks)
     local before = 'w' .. lane .. ' '
     for number = 0, MOST_STALE do
@@ -151,6 +152,7 @@ local function first_of_lane(lane, only_looks)
             redis.call('ZREM', LANES, found[1])
         end
     end
+    return nil, nil, true
 end
 
 -- Returns the first waiter of the lane that has its turn, and its place; nothing if there is none. With
@@ -166,7 +168,7 @@ local function first_in_turn(only_looks)
         if member then
             key.turn = { lane = lane, mark = mark, has_more = has_more }
             return member, place
-        elseif not only_looks then
+        elseif not (only_looks or has_more) then
             mark_lane(lane, mark, 'i' .. string.sub(mark, 2))
         end
     end
@@ -209,8 +211,12 @@ local function pass_turn(want, has_left)
     end
 end
 
--- Completes the index, if the server has evicted it.
+-- Completes the index, if the server has evicted it. Forgets the lanes if the last waiter has left: its
+-- process may die before it releases the key.
 local function mend_lanes()
+    if last_turn() then
+        end_lanes()
+    end
     if last_turn() and redis.call('ZLEXCOUNT', LANES, '[w', '(x') < redis.call('ZCARD', QUEUE) then
         index_queue()
     end

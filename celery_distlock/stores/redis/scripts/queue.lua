@@ -58,11 +58,18 @@ end
 -- Removes a waiter from the queue. Returns whether it was there.
 local function strike(member)
     key.head = nil
-    if string.sub(member, 1, 2) == 'b:' and field('w:' .. member) then
+    local is_blocked = string.sub(member, 1, 2) == 'b:'
+    local place = is_blocked and last_turn() and redis.call('ZSCORE', QUEUE, member)
+    local want_text = is_blocked and field('w:' .. member)
+    if want_text then
         redis.call('HDEL', TASKS, 'w:' .. member)
         key.tasks['w:' .. member] = false
     end
-    return redis.call('ZREM', QUEUE, member) == 1
+    local was_there = redis.call('ZREM', QUEUE, member) == 1
+    if place then
+        leave_lane(member, place, want_text)
+    end
+    return was_there
 end
 
 local function run_of(member)
@@ -125,9 +132,7 @@ local function step_back(grant)
     local run = string.match(grant.owner, '^parked:(.*)$')
     local of = run and record(run)
     if of and not of.k and grant.stage == RESERVED then
-        if last_turn() then
-            enter_lane('p:' .. run, integer(grant.place), of.w)
-        end
+        enter_lane('p:' .. run, integer(grant.place), of.w)
         redis.call('ZADD', QUEUE, 'NX', integer(grant.place), 'p:' .. run)
         key.head, of.y = nil, true
         write_run(run, of)
