@@ -110,7 +110,8 @@ def test_the_store_sends_what_the_headers_name(  # noqa: PLR0915  # one request 
     store.renew([Ownership("k", "a", 30.0)], 5.0)
     store.acquire(AcquireRequest("k", "b", 30.0, queue=store.inbox("k", "b")))
     store.release(ReleaseRequest("k", "b", inbox=store.inbox("k", "b")))
-    store.acquire(AcquireRequest("k", "c", 30.0, queue=ParkRequest(b"envelope"), run="run"))
+    parked = ParkRequest(b"envelope", leaves=60.0)
+    store.acquire(AcquireRequest("k", "c", 30.0, queue=parked, run="run"))
     wake = store.release(ReleaseRequest("k", "a", completion=Completion.YES, run="other")).wake
     store.parking.mark_published(wake)
     peer = PeerChannel(store.channels.open_channel(lambda wake: None).address, 1)
@@ -122,6 +123,8 @@ def test_the_store_sends_what_the_headers_name(  # noqa: PLR0915  # one request 
     list(store.parking.sweep(0.05))
     store.inspect("k")
     store.waiters("k")
+    store.parking.lanes("k")
+    store.parking.destinations(["k"])
     store.parking.cancel("k", "another")
     list(store.parking.wake_again("k"))
     store.count({"what": 1.0})

@@ -53,6 +53,7 @@ BY_BROKER = {
 }
 LASTING = {
     *("main:sweep_lease", "main:zscan", "main:due_keys", "main:sweep", "main:index", "main:tick"),
+    "main:pttl",
     *("child:renew", "child:set"),
 }
 BY_CLIENT = {"client:acquire": 1, "client:release": 1}
