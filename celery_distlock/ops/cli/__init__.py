@@ -107,7 +107,8 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
     """
     Inspect the locks of an app's tasks, and release stuck ones.
 
-    The commands use the lock store directly; no worker or broker has to answer.
+    The commands use the lock store directly; no worker has to answer. wake and tick need the
+    broker, too.
 
     \b
     EXIT STATUS
