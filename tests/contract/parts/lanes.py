@@ -234,7 +234,7 @@ class Lanes(Given):
 
         swept(store)
 
-        assert entries(store, "k", "-", "+") == 0
+        assert entries(store, "k", "[a", "(z") == 0
 
     def test_one_that_steps_back_returns_to_its_lane(self, store: QueueStore) -> None:
         take(store, "k", "holder")
