@@ -391,7 +391,7 @@ class Admin:
         store, sent, left = QueueStore.of(self.store), list[WokenTask](), 0
         for keys in store.find_keys():
             states = zip(keys, store.inspect_many(keys), strict=True)
-            names = [slot_name(key) for key, state in states if _waits(state)]
+            names = [slot_name(key) for key, state in states if state.has_waiters]
             opens: dict[str, float | None] = {}
             woken = store.parking.wake_due(names, opens)
             for became in store.dispatch_each(woken, sent.append, BROKER_PATIENCE):
@@ -586,10 +586,6 @@ def _those(holds: Sequence[HoldInfo]) -> str:
     if len(holds) > 1:
         return f"from {_many(len(holds), 'holder')}"
     return f"from {holds[0].who}" if str(holds[0].who) else "from no holder: the key rests"
-
-
-def _waits(state: KeyState) -> bool:
-    return bool(state.waiting or state.woken or state.later)
 
 
 def _many(number: int, what: str) -> str:

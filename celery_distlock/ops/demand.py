@@ -34,11 +34,7 @@ class Demand:
 
     def add(self, keys: Sequence[str], states: Sequence[KeyState]) -> None:
         """Add *keys*, with their *states*."""
-        some = [
-            (key, state)
-            for key, state in zip(keys, states, strict=True)
-            if state.waiting or state.woken or state.later
-        ]
+        some = [(key, state) for key, state in zip(keys, states, strict=True) if state.has_waiters]
         found = [Destinations()] * len(some)
         if some and Ability.QUEUE in self._store.abilities:
             parking = QueueStore.of(self._store).parking

@@ -55,8 +55,7 @@ class CallInfo:
 
 def is_of_interest(state: KeyState) -> bool:
     """Whether a key is held, waited for, limited or resting."""
-    waits = state.waiting or state.woken or state.later
-    return bool(state.token or waits or state.limit or state.rest > 0)
+    return bool(state.token or state.has_waiters or state.limit or state.rest > 0)
 
 
 def lock_info(key: str, state: KeyState) -> KeyState:

@@ -510,9 +510,14 @@ class KeyState(NamedTuple):
         return self.limit is not None and self.limit.pauses
 
     @property
+    def has_waiters(self) -> bool:
+        """Whether something waits, is dispatched, or joins the queue later."""
+        return bool(self.waiting or self.woken or self.later)
+
+    @property
     def is_in_use(self) -> bool:
         """Whether it has a holder, a waiter, a limit, a rest, counted starts or known calls."""
-        waits = self.waiting or self.woken or self.later or self.identities
+        waits = self.has_waiters or self.identities
         return bool(self.token or waits or self.limit or self.rest > 0 or self.starts)
 
     @property

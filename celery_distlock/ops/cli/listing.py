@@ -61,7 +61,7 @@ def list_(
     def is_wanted(info: KeyState) -> bool:
         return (
             (task is None or any(hold.who.task == task for hold in info.holds))
-            and bool(not waiting or info.waiting or info.woken or info.later)
+            and bool(not waiting or info.has_waiters)
             and (not limited or info.limit is not None)
             and (not older_than or 0 < info.since <= since)
         )

@@ -426,7 +426,7 @@ def _ask_to_drop(admin: Admin, task_id: str | None, key: str | None) -> None:
         assert key is not None
         info = admin.show(key)
         counts = f"{info.waiting} waiting, {info.woken} in flight, {info.later} later"
-        if info.waiting or info.woken or info.later:
+        if info.has_waiters:
             _ask(f"{printable(key)} has {counts}. None of these tasks will run.\nDrop them?")
         return
     found = [at for at, _ in QueueStore.of(admin.store).parking.find_parked(task_id)]

@@ -2,8 +2,9 @@
 -- KEYS lock queue tasks woken fence done rate lanes
 --
 -- tasks  e:<run> the envelope; r:<run> a JSON object: s state; p arrival (µs); w want; t name of the task;
---        h delivery channel of the worker that parked it; q destination of a call through the store; o
---        destination of a message that was parked, for display; i identity that it was sent with; n times that the broker was given it since it was parked; d pushes to workers that had not
+--        h delivery channel of the worker that parked it; q destination of a call through the store;
+--        o destination of a message that was parked, for display; i identity that it was sent with;
+--        n times that the broker was given it since it was parked; d pushes to workers that had not
 --        parked it, PUSHES if the broker has it; c it has claimed its key since it was parked; x the
 --        broker may have two of its messages; y it was queued again while in flight. If it needs several
 --        keys: k the route (Route.written()); at the name of the key where it waits; v attempts that
