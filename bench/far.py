@@ -89,7 +89,7 @@ def _of_few_keys(store: QueueStore) -> list[WokenTask]:
 
 
 def _woken(store: QueueStore, count: int) -> WokenTask:
-    """Return what the release of a new key wakes there: so many runs."""
+    """Return the *count* runs that the release of a new key wakes there."""
     key = uuid.uuid4().hex
     park_request = ParkRequest(b"x" * 1300, task="shop.reserve")
     owner, want = uuid.uuid4().hex, Want(1, MANY)

@@ -23,7 +23,7 @@ _client = redis.Redis.from_url(os.environ["BENCH_URL"])
 
 @app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="retry")
 def work(key: str, seconds: float, sent_at: float) -> None:
-    """Hold *key* for so long."""
+    """Hold *key* for *seconds*."""
     began_at = time.time()
     time.sleep(seconds)
     _client.rpush(RAN, f"{key} {sent_at} {began_at} {time.time()}")

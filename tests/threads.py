@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def in_threads(call: Callable[[], None], count: int = 4) -> None:
     """
-    Do *call* in so many threads at once.
+    Do *call* in *count* threads at once.
 
     A result has the backend of its thread, which is in cycles, and its socket is left to the
     collector: that is to come here, and not in another test.

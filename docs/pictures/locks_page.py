@@ -98,7 +98,7 @@ def send() -> None:
 
 
 def wait_seen(held: int, waiting: int = 0) -> None:
-    """Wait until so many keys are held and so many tasks are parked."""
+    """Wait until *held* keys are held and *waiting* tasks are parked."""
     deadline = time.monotonic() + 60.0
     admin = Admin(app)
     while True:

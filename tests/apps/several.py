@@ -34,7 +34,7 @@ def locked(**options: Any) -> Any:
 
 
 def note(task: Any, keys: list[str], pause: float) -> None:
-    """Stay for so long; write down for each key who had it, from when to when, by what token."""
+    """Wait for *pause*; write down each key's holder, its first and last moment, and its token."""
     begin = clock.monotonic()
     time.sleep(pause)
     task.lock.ensure_held()

@@ -38,7 +38,7 @@ def locked(lock_key: Any, **options: Any) -> Any:
 
 
 def note(task: Any, pause: float, gate: str = "") -> None:
-    """Stay for so long, or till the gate is open; write down what it had of each key, and when."""
+    """Wait for *pause*, or until the gate is open; write down what it had of each key, and when."""
     begin = clock.monotonic()
     time.sleep(pause)
     if gate:

@@ -68,7 +68,7 @@ notes = Notes(os.environ["DISTLOCK_CHAOS_NOTES"])
 
 
 def hold_for(task: Any, seconds: float) -> None:
-    """Hold what *task* has for so long, and note from when to when that was believed."""
+    """Hold the keys of *task* for *seconds*, and note from when to when it believed that."""
     holds = task.lock._holds
     who = {"id": task.request.id, "pid": os.getpid(), "execution": holds[0].owner}
     for hold in holds:

@@ -21,7 +21,7 @@ from tests.faults.history.history import Belief
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-AFTERMATH = 2.0  # seconds; for so long after its end a fault explains what is out of the ordinary
+AFTERMATH = 2.0  # seconds after its end in which a fault explains what is out of the ordinary
 SETTLING = 1.0  # seconds after a body's end in which its result is stored and its message acked
 LONG = 5.0  # seconds that a key with waiters should not stand still, outside of faults
 # Seconds that it must not: a worker that is killed may have been handed a key just before, which is

@@ -52,7 +52,7 @@ class CountingServer(Server):
         return answer
 
     def multiply(self, times: int) -> None:
-        """Have what there is of one run *times*, as if so many had come."""
+        """Copy the records of one run, as if *times* of it had come."""
         for name in list(self.keys):
             key = self.keys._keys[name].value
             entries = key.items() if isinstance(key, Hash) else getattr(key, "scores", {}).items()

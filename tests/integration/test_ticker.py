@@ -59,7 +59,7 @@ def tickers(server: Any) -> Iterator[Callable[[RedisStore], Ticker]]:
 
 
 def rest(store: RedisStore, key: str, seconds: float) -> None:
-    """Park a run at a key, which rests for so long then."""
+    """Park a run at a key that then rests for *seconds*."""
     assert store.acquire(AcquireRequest(key, "a", 60.0)).status is Status.GRANTED
     park = AcquireRequest(key, "", 60.0, queue=ParkRequest(b"e"), run=f"run-{key}")
     assert store.acquire(park).status is Status.PARKED

@@ -1,4 +1,4 @@
-"""Tasks of which only so many may wait for their key."""
+"""Tasks of which a limited number may wait for their key."""
 
 from __future__ import annotations
 

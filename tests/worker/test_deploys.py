@@ -29,7 +29,7 @@ def park(site, key, *, count=MANY, **options):
 
 
 def burden(site, seconds, *, slots=2, each=0.02):
-    """Send work of *seconds* for so many slots, and wait until it has begun."""
+    """Send work of *seconds* for *slots* slots, and wait until it has begun."""
     pauses = f"pauses-{uuid.uuid4()}"
     for _ in range(round(seconds * slots / each)):
         site.tasks.pause.delay(each, pauses)

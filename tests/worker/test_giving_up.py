@@ -1,4 +1,4 @@
-"""Tasks that wait for their key for so long only, and what becomes of them."""
+"""Tasks that wait for their key for a limited time, and how they end."""
 
 from __future__ import annotations
 

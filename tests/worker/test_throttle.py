@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 SHARED = True
 
 PERIOD = 2.0  # seconds, as in `tests.apps.locked`
-# Starts count at the store: a busy machine may take so long from there to a task's first line.
+# Starts count at the store; a busy machine may take the rest from there to a task's first line.
 APART = 0.75 * PERIOD
 
 

@@ -1,4 +1,4 @@
-"""Queues in which only so many may wait."""
+"""Queues in which a limited number may wait."""
 
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.identities import new_owner

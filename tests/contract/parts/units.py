@@ -1,4 +1,4 @@
-"""Keys that several hold: any number, so many, or each with a weight."""
+"""Shared keys: any number of holders, a limited number, or each with a weight."""
 
 from collections.abc import Callable
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LEASE = 30.0
 SWEEP = 2.0
-HOUR = 3600.0  # so long a token, or an end, is remembered
+HOUR = 3600.0  # for which a token, or an end, is remembered
 COPIES = 31 * 86400.0  # the same, of a run of which the broker may have another message
 DAY = 86400.0  # after which a message that did not come is sent again at the latest
 
@@ -104,7 +104,7 @@ class Message:
     run: Run
     woken: bool = False  # it was parked before
     again: bool = False  # the broker says that it may have been delivered before
-    overdue: bool = False  # a worker has had it for so long that the broker delivered it again
+    overdue: bool = False  # the broker delivered it again, because a worker has had it too long
     pushed: bool = False
 
 

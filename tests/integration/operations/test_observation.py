@@ -51,7 +51,7 @@ class StruckError(Exception):
 
 @pytest.fixture
 def strike():
-    """Make a `StruckError` come, by a signal, after so many seconds of the process's time."""
+    """Raise a `StruckError`, by a signal, after some seconds of the process's time."""
 
     def handle(*_):
         raise StruckError

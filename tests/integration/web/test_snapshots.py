@@ -18,7 +18,7 @@ class Partial(MemoryStore):
 
 
 class PartlyAway:
-    """An admin whose store leaves out so many parts, each time that its keys are looked at."""
+    """An admin of a store that leaves out *away* parts each time its keys are listed."""
 
     def __init__(self, away: int) -> None:
         self.store: ListingStore = Partial("memory://", "test")

@@ -34,7 +34,7 @@ def fake():
 
 @pytest.fixture
 def doubts(member, fake, monkeypatch):
-    """Asks the member, whose answers take so long; returns whether each was doubted."""
+    """Ask the member, and take *times* for its answers; return whether each was doubted."""
     receive = ConnectionPool.receive
 
     def ask(*times: float, confirmed: bool = True) -> list[bool]:
