@@ -1,8 +1,7 @@
 """The holders of a key, parsed from the owners in its record."""
 
 import functools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery_distlock.naming import PARKED, is_resting
 
@@ -18,8 +17,7 @@ LATEST = 253_402_300_799.0  # seconds since the epoch: the year 9999 ends
 _STATES = ("held", "waking", "resting")  # of a hold; a key's state is the first one of its holds
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """
     A task or a thread that holds a key or waits for it.
 
@@ -61,8 +59,7 @@ class Holder:
         return cls(known.task or owner, known.task_id, known.host, known.pid, owner)
 
 
-@dataclass(frozen=True, slots=True)
-class HoldInfo:
+class HoldInfo(NamedTuple):
     """
     One holder's part of a key.
 
@@ -99,14 +96,11 @@ def holds_of(state: "KeyState", alone: "HolderRecord") -> tuple[HoldInfo, ...]:
     if not state.token:
         return ()
     waits = dict(state.elsewhere)
-    holds = [
-        replace(_hold(record, state), waits_for=waits.get(record.owner))
-        for record in state.holders or (alone,)
-    ]
+    holds = [_hold(record, state, waits.get(record.owner)) for record in state.holders or (alone,)]
     return tuple(sorted(holds, key=lambda hold: (_STATES.index(hold.state), hold.since)))
 
 
-def _hold(record: "HolderRecord", state: "KeyState") -> HoldInfo:
+def _hold(record: "HolderRecord", state: "KeyState", waits_for: "KeyState | None") -> HoldInfo:
     kind, who = "held", Holder.of(record.owner)
     if is_resting(record.owner):
         kind, who = "resting", Holder("", "", owner=record.owner)
@@ -114,6 +108,6 @@ def _hold(record: "HolderRecord", state: "KeyState") -> HoldInfo:
         task = record.task or (state.task if record.run == state.run else "")
         kind, who = "waking", Holder(task, task_id_of(record.run), owner=record.owner)
     elif not who.task_id:
-        who = replace(who, task_id=task_id_of(record.run))
+        who = who._replace(task_id=task_id_of(record.run))
     since = known_time(record.since)
-    return HoldInfo(who, kind, record.units, record.slot, since, record.remaining)
+    return HoldInfo(who, kind, record.units, record.slot, since, record.remaining, waits_for)

@@ -301,7 +301,7 @@ def lock_record(info: KeyState, now: float) -> dict[str, Any]:
         "key": info.key,
         "state": info.state,
         "mode": info.mode or None,
-        "holder": asdict(info.holder) if info.holder else None,
+        "holder": info.holder._asdict() if info.holder else None,
         **_lasting(info, now),
         "token": info.token if info.token >= 0 else None,  # None: its record is malformed
         "units": info.units,
@@ -322,7 +322,7 @@ def lock_record(info: KeyState, now: float) -> dict[str, Any]:
 
 def _hold_record(hold: HoldInfo, now: float) -> dict[str, Any]:
     return {
-        **asdict(hold.who),
+        **hold.who._asdict(),
         "state": hold.state,
         "units": hold.units,
         "slot": hold.slot if hold.slot >= 0 else None,
@@ -352,7 +352,7 @@ def waiter_record(waiter: WaiterInfo) -> dict[str, Any]:
     return {
         "place": waiter.place,
         "kind": waiter.kind,
-        **asdict(waiter.who),
+        **waiter.who._asdict(),
         **_time("since", waiter.since),
         "units": waiter.want.units,
         "capacity": waiter.want.capacity or None,

@@ -95,8 +95,9 @@ def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
         raise StoreError(
             f"{where} exists within one process, so the workers' locks cannot be seen from here"
         )
-    for need in set(needs) - store.abilities:
-        raise StoreError(f"{where} cannot {need.value}; use show KEY and release KEY")
+    for need in needs:
+        if need not in store.abilities:
+            raise StoreError(f"{where} cannot {need.value}; use show KEY and release KEY")
     return Admin(obj.app)
 
 

@@ -59,7 +59,7 @@ def locks(bare_site: Site) -> RunLocks:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,  # a list of 100,000 keys, on a busy machine
             check=False,
         )
 
