@@ -20,17 +20,22 @@ class Demand:
     If many wait at a key, their queues are those of a part of them, in proportion.
 
     Attributes:
-        waiting: Waiters, blocked or parked, by broker queue; blocked ones have an empty one.
-        in_flight: Woken tasks that have not claimed their key.
-        later: Delayed calls that have not joined a queue yet.
+        kinds: Numbers by broker queue. ``waiting``: waiters, blocked or parked; blocked ones have
+            an empty queue. ``in_flight``: woken tasks that have not claimed their key. ``later``:
+            delayed calls that have not joined the key's queue.
     """
 
     def __init__(self, app: Celery, store: Store) -> None:
         self._app = app
         self._store = store
-        self.waiting: Counter[str] = Counter()
-        self.in_flight: Counter[str] = Counter()
-        self.later: Counter[str] = Counter()
+        self.kinds: dict[str, Counter[str]] = {
+            kind: Counter() for kind in ("waiting", "in_flight", "later")
+        }
+
+    @property
+    def queues(self) -> set[str]:
+        """The broker queues that something waits for."""
+        return set().union(*self.kinds.values())
 
     def add(self, keys: Sequence[str], states: Sequence[KeyState]) -> None:
         """Add *keys*, with their *states*."""
@@ -40,13 +45,13 @@ class Demand:
             parking = QueueStore.of(self._store).parking
             found = parking.destinations([key for key, _ in some])
         for (_, state), parts in zip(some, found, strict=True):
-            self._divide(state.waiting, parts.waiting, self.waiting)
-            self._divide(state.woken, parts.woken, self.in_flight)
-            self._divide(state.later, parts.later, self.later)
+            self._divide(state.waiting, parts.waiting, "waiting")
+            self._divide(state.woken, parts.woken, "in_flight")
+            self._divide(state.later, parts.later, "later")
 
-    def _divide(self, number: int, parts: Mapping[str, int], among: Counter[str]) -> None:
+    def _divide(self, number: int, parts: Mapping[str, int], kind: str) -> None:
         """Add *number* to the queues, in the proportions of *parts*."""
-        read, left = sum(parts.values()), number
+        among, read, left = self.kinds[kind], sum(parts.values()), number
         for destination, part in parts.items() if number else ():
             share = left * part // read
             among[self._queue(destination)] += share

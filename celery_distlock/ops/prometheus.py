@@ -235,14 +235,9 @@ class StoreCollector(Collector):
                 totals.add(lock_info(key, state))
         yield _gauge_by("task", "held", totals.held)
         yield _gauge_by("task", "longest_hold_seconds", totals.longest)
-        demands = {
-            "waiting": demand.waiting,
-            "in_flight": demand.in_flight,
-            "later": demand.later,
-        }
         # Queues at 0, too: an autoscaler must see the fall.
-        self._queues.update({queue.name for queue in known_queues(self._app)}, *demands.values())
-        for name, values in demands.items():
+        self._queues.update({queue.name for queue in known_queues(self._app)}, demand.queues)
+        for name, values in demand.kinds.items():
             yield _gauge_by("queue", name, {queue: values[queue] for queue in self._queues})
         for name, value in totals.plain.items():
             yield _gauge(name, value)

@@ -1,6 +1,5 @@
 """``celery locks tick``."""
 
-from typing import Any
 
 import click
 from celery.bin.base import CLIContext
@@ -29,23 +28,17 @@ def tick_(obj: CLIContext, exit_code: bool, as_json: bool) -> None:
     and in how long time alone opens the next key. It does no harm while workers run.
     """
     done = admin_of(obj, Ability.LIST, Ability.QUEUE).tick()
-    demand = done.demand
-    queues: dict[str, dict[str, Any]] = {
-        queue: {
-            "waiting": demand.waiting[queue],
-            "in_flight": demand.in_flight[queue],
-            "later": demand.later[queue],
-        }
-        for queue in sorted({*demand.waiting, *demand.in_flight, *demand.later})
+    kinds = done.demand.kinds
+    queues: dict[str, dict[str, int]] = {
+        queue: {kind: numbers[queue] for kind, numbers in kinds.items()}
+        for queue in sorted(done.demand.queues)
     }
     if as_json:
         write_json(
             {
                 "sent": done.sent,
                 "not_sent": done.left,
-                "waiting": demand.waiting.total(),
-                "in_flight": demand.in_flight.total(),
-                "later": demand.later.total(),
+                **{kind: numbers.total() for kind, numbers in kinds.items()},
                 "next_in_seconds": done.opens,
                 "queues": queues,
             }
@@ -55,7 +48,7 @@ def tick_(obj: CLIContext, exit_code: bool, as_json: bool) -> None:
         upcoming = "-" if done.opens is None else f"in {duration(done.opens)}"
         screen.facts([("sent", str(done.sent)), ("next", upcoming)])
         rows = ([printable(queue), *map(str, each.values())] for queue, each in queues.items())
-        screen.table(("queue", "waiting", "in flight", "later"), rows)
+        screen.table(("queue", *(kind.replace("_", " ") for kind in kinds)), rows)
     if done.left:
         raise CommandError(
             f"{done.left} that should have been sent were not: see the lines above; the next tick,"
