@@ -76,8 +76,10 @@ class Park:
     max_waiting: int | None = None
     timeout: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_bounds(self)
 
-UNBOUNDED = Park()
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,9 @@ class Resend:
 
     delay: float
     within: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        _check_number("Resend(delay)", self.delay, 0, MAX_LEASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +167,7 @@ class Requeue(Policy):
             raise ConfigurationError(
                 f"Requeue(then={self.then!r}) has no effect without max_waiting or timeout"
             )
-        if self.timeout is not None:
-            _check_number("Requeue(timeout)", self.timeout, SHORTEST_TIMEOUT, MAX_LEASE)
-        if self.max_waiting is None:
-            return
-        if type(self.max_waiting) is not int or not 1 <= self.max_waiting <= MOST_WAITING:
-            raise ConfigurationError(
-                f"Requeue(max_waiting) must be a whole number from 1 to {MOST_WAITING}, not"
-                f" {self.max_waiting!r}"
-            )
+        _check_bounds(self)
 
     def __repr__(self) -> str:
         then = None if self.then == Fail() else self.then
@@ -341,8 +338,22 @@ def bounds(policy: Policy) -> Park:
     return Park(policy.max_waiting, policy.timeout) if isinstance(policy, Requeue) else UNBOUNDED
 
 
+def _check_bounds(given: Park | Requeue) -> None:
+    name = type(given).__name__
+    if given.timeout is not None:
+        _check_number(f"{name}(timeout)", given.timeout, SHORTEST_TIMEOUT, MAX_LEASE)
+    most = given.max_waiting
+    if most is not None and (type(most) is not int or not 1 <= most <= MOST_WAITING):
+        raise ConfigurationError(
+            f"{name}(max_waiting) must be a whole number from 1 to {MOST_WAITING}, not {most!r}"
+        )
+
+
 def _check_number(where: str, value: Any, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         wanted = f"a number from {low:g} to {high:.0f}"
         raise ConfigurationError(f"{where} must be {wanted}, not {value!r}")
+
+
+UNBOUNDED = Park()

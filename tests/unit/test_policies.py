@@ -83,7 +83,8 @@ def test_jitter_is_between_half_and_all():
         (Retry, {"turns": None}, "Retry(turns) must be True or False"),
         (Wait, {"timeout": 10**400}, "Wait(timeout) must be a number from 0 to 2592000"),
         *(
-            (Requeue, {"max_waiting": most}, "Requeue(max_waiting) must be a whole number from 1")
+            (policy, {"max_waiting": most}, "(max_waiting) must be a whole number from 1")
+            for policy in (Requeue, Park)
             for most in (0, -1, True, 2.0, math.nan, "5", 10**10)
         ),
         (Requeue, {"max_waiting": 5, "then": "drop"}, "Requeue(then): no policy 'drop'"),
@@ -92,9 +93,13 @@ def test_jitter_is_between_half_and_all():
         (Requeue, {"max_waiting": 5, "then": Wait(then="fail")}, "the task would wait again"),
         (Requeue, {"then": "skip"}, "Requeue(then=Skip(result=None)) has no effect without"),
         *(
-            (Requeue, {"timeout": timeout}, "Requeue(timeout) must be a number from 0.001 to")
+            (policy, {"timeout": timeout}, "(timeout) must be a number from 0.001 to")
+            for policy in (Requeue, Park)
             for timeout in (0, -1.0, True, math.nan, math.inf, "5", 10**10)
         ),
+        (Park, {"max_waiting": 0}, "Park(max_waiting)"),
+        (Resend, {"delay": -1.0}, "Resend(delay) must be a number from 0 to 2592000"),
+        (Resend, {"delay": None}, "Resend(delay) must be a number"),
     ],
 )
 def test_what_no_delay_can_be_made_of_is_refused_at_once(policy, how, said):
