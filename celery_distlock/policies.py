@@ -80,8 +80,6 @@ class Park:
         _check_bounds(self)
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Resend:
     """

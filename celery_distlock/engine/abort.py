@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from celery_distlock.errors import LockLostError
 from celery_distlock.naming import shown
-from celery_distlock.process.threads import eventlet_patched, gevent_patched
+from celery_distlock.process.threads import DaemonThread, eventlet_patched, gevent_patched
 
 from .hold import Hold, HoldState
 from .loops import Main, frame_of, task_beside, wake_loop
@@ -147,7 +147,7 @@ class Guard:
                 _DropHook.install()
                 self._send()
                 name = "distlock-abort"
-                thread = threading.Thread(target=self._send_again, name=name, daemon=True)
+                thread = DaemonThread(name, self._send_again)
                 with contextlib.suppress(RuntimeError):  # no thread can be started
                     thread.start()
 

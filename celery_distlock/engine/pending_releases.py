@@ -21,6 +21,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ExitStage, ForkStage, PerProcess, at_exit
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 
@@ -89,7 +90,7 @@ class _ReleaseThread:
         self._store = store  # keeps the store, so that its id is not reused while the thread runs
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="distlock-releases", daemon=True).start()
+        DaemonThread("distlock-releases", self._run).start()
 
     def _run(self) -> None:
         waiting: list[_PendingRelease] = []

@@ -10,6 +10,7 @@ from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores import QueueStore
 from celery_distlock.stores.values import Sending, WokenTask
 
@@ -34,7 +35,7 @@ class Sweeper:
         self._on_swept = on_swept
         self._interval = interval
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="distlock-sweeper", daemon=True)
+        self._thread = DaemonThread("distlock-sweeper", self._run)
         self._failing_since = 0.0  # by the local clock; 0: it is not failing
 
     def start(self, *, away: bool = False) -> None:

@@ -23,6 +23,7 @@ from celery_distlock.naming import shown
 from celery_distlock.process.background import Background
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.process.notifications import log, notify
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.base import Store, batches
 from celery_distlock.stores.values import Ownership, RenewOutcome
 
@@ -106,9 +107,7 @@ class Watchdog:
     def _start(self) -> None:
         if self._thread is None:
             # Assigned first: a signal handler may run while the start is waited for, too.
-            self._thread = thread = threading.Thread(
-                target=self._run, name="distlock-watchdog", daemon=True
-            )
+            self._thread = thread = DaemonThread("distlock-watchdog", self._run)
             try:
                 thread.start()
             except BaseException:

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.routing import known_queues
 from celery_distlock.stores import Ability, ListingStore
@@ -140,9 +141,7 @@ class StoreCollector(Collector):
             reading = self._reading
             if reading is None and time.monotonic() >= self._due:
                 reading = threading.Event()
-                threading.Thread(
-                    target=self._read, args=(reading,), name="distlock-exporter", daemon=True
-                ).start()
+                DaemonThread("distlock-exporter", self._read, reading).start()
                 self._reading = reading  # only now: if no thread starts, the next scrape tries
         if reading is not None:
             reading.wait(PATIENCE)

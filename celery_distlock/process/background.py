@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from .forks import ExitStage, ForkStage, at_exit, begin_anew
 from .log_lines import log_safely
+from .threads import DaemonThread
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +114,7 @@ class Background:
                 # A SimpleQueue is implemented in C: a time limit's exception in a submitting thread
                 # cannot leave it locked.
                 calls: _Calls = queue.SimpleQueue()
-                thread = threading.Thread(
-                    target=self._run, args=(calls,), name=self._name, daemon=True
-                )
+                thread = DaemonThread(self._name, self._run, calls)
                 thread.start()
                 if self.calls is None:
                     self._thread, self.calls = thread, calls

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from .forks import ExitStage, ForkStage, at_exit, begin_anew
+from .threads import DaemonThread
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class RequestThreads:
                 return
             self._threads += 1
         try:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            DaemonThread(self._name, self._run).start()
         except RuntimeError:  # no thread can be started
             with self._mutex:
                 self._threads -= 1

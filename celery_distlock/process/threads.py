@@ -1,11 +1,28 @@
-"""What a thread is: values per thread, and whether gevent or eventlet has patched threads."""
+"""Threads of our own, values per thread, and whether gevent or eventlet has patched threads."""
 
+import contextvars
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class DaemonThread(threading.Thread):
+    """
+    A thread of our own; the process ends without it.
+
+    It inherits no context. Tracers hand on that of the caller, so all that a thread does from then
+    on would be a part of the trace of the task that has happened to start it.
+    """
+
+    def __init__(self, name: str, target: Callable[..., object], *arguments: Any) -> None:
+        super().__init__(target=target, name=name, args=arguments, daemon=True)
+
+    def start(self) -> None:
+        """Start it."""
+        contextvars.Context().run(super().start)
 
 
 class PerThread(Generic[T]):

@@ -10,7 +10,6 @@ Receives woken tasks directly from the lock store, without the broker, and start
 
 import functools
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.background import Background
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.message_facts import Received
 from celery_distlock.runtime.messages import to_message
@@ -228,6 +228,6 @@ class _AckWorker:
                 logger.warning("%s: %s", _NOT_DROPPED, error)
 
         if self._closed:
-            threading.Thread(target=report, name="distlock-ack", daemon=True).start()
+            DaemonThread("distlock-ack", report).start()
         else:
             self._background.submit(report)

@@ -25,6 +25,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.naming import holder_name, shown
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.values import Ownership, RenewOutcome
@@ -56,10 +57,8 @@ class Reaper:
         self._found: queue.SimpleQueue[OrphanedHold | None] = queue.SimpleQueue()  # None: the end
         self._stopped = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, name="distlock-reaper", daemon=True),
-            threading.Thread(
-                target=self._release_found, name="distlock-reaper-releases", daemon=True
-            ),
+            DaemonThread("distlock-reaper", self._run),
+            DaemonThread("distlock-reaper-releases", self._release_found),
         ]
 
     def start(self) -> None:

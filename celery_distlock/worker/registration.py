@@ -26,6 +26,7 @@ from celery.worker import state
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.runtime.relay import by_room
 from celery_distlock.runtime.routing import queue_names
 from celery_distlock.stores import QueueStore
@@ -97,7 +98,7 @@ class Registration:
         self._waiting: dict[tuple[str, str], _Taken] = {}
         self._stopped = threading.Event()
         self._failing = False
-        self._thread = threading.Thread(target=self._run, name="distlock-registration", daemon=True)
+        self._thread = DaemonThread("distlock-registration", self._run)
         self._thread.start()
 
     def add(self, wake: WokenTask, message: Any) -> None:

@@ -20,6 +20,7 @@ from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.queue_parts import NO_CLAIM, Claim, Settled
 from celery_distlock.stores.queue_store import QueueStore
@@ -47,7 +48,7 @@ class Ticker:
         self._turn = threading.Lock()  # for requests to the store: none follows the resignation
         self._failing = False
         self._is_led = False  # whether another process was the ticker when this one looked last
-        self._thread = threading.Thread(target=self._run, name="distlock-ticker", daemon=True)
+        self._thread = DaemonThread("distlock-ticker", self._run)
 
     def start(self) -> None:
         """Start the thread."""
@@ -56,7 +57,7 @@ class Ticker:
     def stop(self) -> None:
         """Step down as ticker and announce it; does not wait for the store."""
         self._stopped.set()
-        threading.Thread(target=self._resign, name="distlock-ticker-end", daemon=True).start()
+        DaemonThread("distlock-ticker-end", self._resign).start()
 
     def _run(self) -> None:
         while not self._stopped.is_set():

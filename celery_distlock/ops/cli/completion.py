@@ -3,12 +3,12 @@
 import glob
 import logging
 import re
-import threading
 from contextlib import suppress
 
 import click
 from click.shell_completion import CompletionItem
 
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import ListingStore, Store
 
@@ -26,7 +26,7 @@ def complete_key(
     logging.getLogger("celery_distlock").addHandler(logging.NullHandler())
     with suppress(Exception):
         store = _store(ctx)
-        search = threading.Thread(target=_search, args=(store, incomplete, found), daemon=True)
+        search = DaemonThread("distlock-completion", _search, store, incomplete, found)
         search.start()
         search.join(PATIENCE)
     return [CompletionItem(key) for key in found[:MOST]]

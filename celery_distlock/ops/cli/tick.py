@@ -1,6 +1,5 @@
 """``celery locks tick``."""
 
-
 import click
 from celery.bin.base import CLIContext
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.channels import DeliveryChannel, EventInbox, Inbox
 from celery_distlock.stores.findings import Finding
 from celery_distlock.stores.redis.connections import Command, ConnectionFactory
@@ -124,7 +125,7 @@ class _MemoryChannel(DeliveryChannel):
         self._pushes = Pushes(address, receive)
         self._payloads: SimpleQueue[bytes | None] = SimpleQueue()
         self._keys.subscribe(address.encode(), self._payloads.put)
-        self._thread = threading.Thread(target=self._run, name="distlock-delivery", daemon=True)
+        self._thread = DaemonThread("distlock-delivery", self._run)
         self._thread.start()
 
     def _run(self) -> None:

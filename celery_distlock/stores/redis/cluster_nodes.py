@@ -2,7 +2,6 @@
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from redis.exceptions import AskError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.urls import host_and_port
 
 from .connections import ANSWERLESS, Command, ConnectionPool, NodeSettings, Server
@@ -171,7 +171,7 @@ def host_of(given: bytes | None, by: HostPort) -> str:
 
 def beside(work: Callable[[], None]) -> None:
     """Do *work* in a new thread; in this one if the process ends and can start no more."""
-    thread = threading.Thread(target=work, name="distlock-cluster", daemon=True)
+    thread = DaemonThread("distlock-cluster", work)
     try:
         thread.start()
     except RuntimeError:

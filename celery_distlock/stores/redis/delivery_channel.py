@@ -11,6 +11,7 @@ from celery_distlock import clock
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.channels import DeliveryChannel
 from celery_distlock.stores.values import WokenTask
 
@@ -124,7 +125,7 @@ class _Listener:
         self._connection = PubSubConnection(connect, receive, self._note_change)
         self._changed = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="distlock-delivery", daemon=True)
+        self._thread = DaemonThread("distlock-delivery", self._run)
         self._thread.start()
 
     def want(self, place: PushTarget, patience: float) -> None:

@@ -21,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.urls import host_and_port
 
 from .connections import ANSWERLESS, Command, NodeSettings, Server, command
@@ -97,7 +98,7 @@ class _NodeWorker:
     def _begin(self) -> None:
         with self._mutex:
             name = f"distlock-{self.address}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread = DaemonThread(name, self._work)
             if self._thread is None:
                 self._thread = thread
                 try:

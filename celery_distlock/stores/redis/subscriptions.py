@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.channels import Inbox
 
 from .connections import ConnectionFactory
@@ -80,9 +81,7 @@ class WaiterSubscriptions:
         with self._mutex:
             self._do_not_block.add(inbox)
             if self._thread is None:
-                self._thread = thread = threading.Thread(
-                    target=self._attend, name="distlock-pushes", daemon=True
-                )
+                self._thread = thread = DaemonThread("distlock-pushes", self._attend)
                 try:
                     thread.start()
                 except BaseException:

@@ -8,10 +8,10 @@ import json
 import logging
 import math
 import re
-import threading
 from typing import NamedTuple
 
 from celery_distlock import clock
+from celery_distlock.process.threads import DaemonThread
 
 from .queues import digest
 from .sessions import FAILURES, TIMEOUT, Exchange, SessionManager, words, zk
@@ -60,7 +60,7 @@ class Completions:
         now = clock.monotonic()
         if self._tidied_at + HOUSEKEEPING <= now:
             self._tidied_at = now
-            threading.Thread(target=self.tidy, name="distlock-tidy", daemon=True).start()
+            DaemonThread("distlock-tidy", self.tidy).start()
 
     def find(self, talk: Exchange, name: str, run: str) -> list[CompletedRun]:
         """Return the marks of *run* in this hour and in the last one, the latest first."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.process.log_lines import log_safely
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.values import Ownership
 
 from .node_data import Facts
@@ -133,9 +134,7 @@ class NodeRegistry:
             self._news.set()
         with self._mutex:
             if self._thread is None:
-                thread = threading.Thread(
-                    target=self._run, name="distlock-zookeeper-nodes", daemon=True
-                )
+                thread = DaemonThread("distlock-zookeeper-nodes", self._run)
                 thread.start()
                 self._thread = thread
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
+from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.channels import EventInbox
 
 from .ensembles import Ensemble
@@ -153,7 +154,7 @@ class Session:
     def _end(self) -> threading.Thread:
         self.lost = True
         self._wake()
-        thread = threading.Thread(target=self._stop, name="distlock-session-end", daemon=True)
+        thread = DaemonThread("distlock-session-end", self._stop)
         thread.start()
         return thread
 
