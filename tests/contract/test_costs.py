@@ -237,6 +237,20 @@ def test_a_request_costs_the_same_with_many_others(crowd, act):
     assert beside_many.words <= beside_few.words + BOUND
 
 
+@pytest.mark.parametrize(
+    ("want", "most"), [(ALONE, 8), (ANY, 14), (Want(1, 8), 14)], ids=["exclusive", "any", "eight"]
+)
+def test_a_free_key_costs_few_commands(want, most):
+    store = MemoryStore("memory://", "p")
+    store._servers.server = server = CountingServer()
+    for _ in range(2):
+        server.commands = 0
+        assert store.acquire(AcquireRequest("k", "a", 60.0, want=want)).status is Status.GRANTED
+        assert store.release(ReleaseRequest("k", "a")).released
+
+    assert server.commands == most
+
+
 class MakingServer(RewrittenServer):
     """
     A server that notes which functions a script makes only when it calls them.

@@ -105,7 +105,7 @@ local function wait_again(stands)
     if of and not of.k and stands > 0 then
         enter_lane('p:' .. run, integer(stands), of.w)
         redis.call('ZADD', QUEUE, 'NX', integer(stands), 'p:' .. run)
-        of.y = true
+        key.head, of.y = nil, true
         write_run(run, of)
     end
 end
@@ -124,6 +124,7 @@ local function join(stands)
         return stands
     end
     local is_new = redis.call('ZADD', QUEUE, 'NX', integer(stands), member) == 1
+    key.head = nil
     if is_new and (last_turn() or string.find(want.text, '@', 1, true)) then
         enter_lane(member, integer(stands), want.text)
     end

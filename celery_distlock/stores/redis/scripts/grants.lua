@@ -337,7 +337,13 @@ end
 -- Removes a grant. With `is_handed_on` the record of an exclusive grant stays, for the next grant or
 -- tidy() to change.
 local function vacate(grant, is_handed_on)
-    if grant.units > 0 then
+    local has_start = string.find(grant.flags, STARTS, 1, true)
+    if grant.units > 0 and key.count == 1 and key.rest <= now_ms and not has_start then
+        count_down(grant)
+        key.grants, key.owners, key.attempts, key.up = {}, {}, {}, nil
+        tidy() -- it deletes the record
+        return
+    elseif grant.units > 0 then
         forget_shared(grant)
         count_down(grant)
         if key.count > 0 then
@@ -346,7 +352,7 @@ local function vacate(grant, is_handed_on)
         tidy()
         return
     end
-    if string.find(grant.flags, STARTS, 1, true) then
+    if has_start then
         leave_start(grant.owner)
     end
     key.alone, key.is_stale, key.gone = nil, true, grant.owner

@@ -212,7 +212,7 @@ local function first_waiter(only_looks)
         return first_in_turn(only_looks)
     end
     local head = key.head or redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
-    key.head = nil
+    key.head = #head == 0 and head or nil -- what is read of others may be out of date next time
     return unpack(head)
 end
 

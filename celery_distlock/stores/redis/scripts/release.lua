@@ -123,7 +123,11 @@ if others == 1 and not inbox and hand_over_alone() then
     return 1
 end
 look(owner, run)
-fetch_with_first(run)
+if others == 0 then
+    key.head, key.tasks = {}, setmetatable({}, { __index = function() return false end })
+else
+    fetch_with_first(run)
+end
 if ended == '0' or not record(run) then
     -- NEVER REFUSED
 end
