@@ -27,6 +27,9 @@
 -- later  zset  deferred runs, by the time when they join the queue (ms; the fraction keeps their order);
 --              also runs that arrived earlier through the broker, until that time
 -- USES records grants limits rates gates runs answers queue calls
+-- OFTEN look read_clock load known_number read_grant answer_free_key fetch answer_again answered record field
+-- OFTEN held_by new_record write_run forget_ended grant_for grant_of reserved_owner answer_later joins_at
+-- OFTEN line_up integer place_of go is_in_woken let_in hand_on answer
 
 local ORDER_MS = 1 / 2048 -- between runs of the same ms; scores are that precise until 2109
 
