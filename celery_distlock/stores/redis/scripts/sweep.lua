@@ -10,6 +10,11 @@
 -- backlogs  destinations, one a line, whose broker queue has messages: runs that were sent there are not
 --           sent again
 -- USES records grants limits rates gates runs answers queue calls
+-- OFTEN look read_clock load read_grant known_number integer handle_due line_up_due send_away_due first_time
+-- OFTEN mend_lanes last_turn fetch look_at_kept free hand_on first_waiter offer_to_run run_of record field
+-- OFTEN held_by want_in opens keeps_out held_alone paused limit_now read_limit resting taken full too_soon
+-- OFTEN terms_for wake reserve reserved_owner claim_ms grant_to grant_alone write_alone mint begin_lease go
+-- OFTEN write_run send push follows_another publish tidy look_at_rest strike_calls reply named
 
 local OVER_MS = 12000 -- before its end, a kept grant is extended
 local MOST_CALLS = 500 -- identities checked in one step
@@ -70,15 +75,20 @@ local function look_at_kept()
     end
 end
 
--- Queues the deferred runs that are due.
-local function line_up_due()
-    for _, run in ipairs(redis.call('ZRANGEBYSCORE', LATER, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
-        local of = record(run)
-        if of and of.s == 'later' then
-            line_up(run, of)
-        end
-        redis.call('ZREM', LATER, run) -- last: a script may be interrupted
+-- Notes when an exclusive rest ends.
+local function look_at_rest()
+    if key.alone and key.alone.stage == RESTING then
+        look_ahead()
     end
+end
+
+-- Queues a deferred run that is due.
+local function line_up_due(run)
+    local of = record(run)
+    if of and of.s == 'later' then
+        line_up(run, of)
+    end
+    redis.call('ZREM', LATER, run) -- last: a script may be interrupted
 end
 
 -- Sends a run whose time to wait is over, if it waits. Nothing is reserved for it: its policy applies, or
@@ -95,20 +105,29 @@ local function send_away(run)
     return of and of.s == 'later' and redis.call('ZSCORE', LATER, run)
 end
 
-local function send_away_due()
-    for _, run in ipairs(redis.call('ZRANGEBYSCORE', LEAVING, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
-        local joins_ms = send_away(run)
-        if joins_ms then
-            redis.call('ZADD', LEAVING, integer(joins_ms + 1), run)
-        else
-            redis.call('ZREM', LEAVING, run) -- last: a script may be interrupted
-        end
+local function send_away_due(run)
+    local joins_ms = send_away(run)
+    if joins_ms then
+        redis.call('ZADD', LEAVING, integer(joins_ms + 1), run)
+    else
+        redis.call('ZREM', LEAVING, run) -- last: a script may be interrupted
     end
 end
 
--- Notes when the key must be checked for the first run of a record.
-local function note_first(first_ms)
-    if first_ms then
+local function first_time(runs)
+    return tonumber(redis.call('ZRANGE', runs, 0, 0, 'WITHSCORES')[2] or NEVER)
+end
+
+-- Handles the runs that are due, and notes when the key must be checked for the next one.
+local function handle_due(runs, handle)
+    local first_ms = first_time(runs)
+    if first_ms <= now_ms then
+        for _, run in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
+            handle(run)
+        end
+        first_ms = first_time(runs)
+    end
+    if first_ms < NEVER then
         note_look(math.max(1, math.ceil(first_ms - now_ms)))
     end
 end
@@ -137,16 +156,12 @@ look('', '')
 for _, run in ipairs(redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
     look_at(run)
 end
-line_up_due()
-send_away_due()
+handle_due(LATER, line_up_due)
+handle_due(LEAVING, send_away_due)
 mend_lanes()
 look_at_kept()
 free()
-if key.alone then
-    look_ahead() -- an exclusive grant may rest
-end
-note_first(redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2])
-note_first(redis.call('ZRANGE', LEAVING, 0, 0, 'WITHSCORES')[2])
+look_at_rest()
 strike_calls()
 local is_limited = limit_now().capacity or limit_now().rates
 local waits = is_limited or redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS, LEAVING) > 0
