@@ -286,18 +286,18 @@ class Requeueing:
         what = invocation.plan.settings.on_outage
         # If the store or the broker may have the message as well, two deliveries could run at once.
         if what == "run" and not (invocation.redelivered or invocation.asked_to_park):
-            self._report.warning("runs UNLOCKED, the lock store is away: {why}", why=error)
+            self._report.warning("runs UNLOCKED, the lock store is unavailable: {why}", why=error)
             return
         if what == "fail" or not invocation.has_message:
             self.drop_parked()
             raise error
         outages = invocation.header.outages
         delay = OUTAGE.decide(Conflict("", "", 0.0, outages)).delay  # type: ignore[union-attr]
-        words = "is sent again in {delay:.1f} s, the lock store is away: {why}"
+        words = "is sent again in {delay:.1f} s, the lock store is unavailable: {why}"
         self._report.warning(words, delay=delay, why=error)
         header = invocation.header._replace(outages=outages + 1)
         self._publish(seal(invocation.request, header), delay, may_give_back=True)
-        raise Postponed("the lock store is away") from error
+        raise Postponed("the lock store is unavailable") from error
 
     def drop_parked(self) -> None:
         """Drop the run from the store, which may have it, so that it does not run later."""

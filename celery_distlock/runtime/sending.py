@@ -124,7 +124,7 @@ def _send_by_rule(
     except StoreUnavailableError as error:
         if rule.on_outage == "raise" and not call.must_go:
             raise
-        text = "%s is sent without deduplication, the lock store is away: %s"
+        text = "%s is sent without deduplication, the lock store is unavailable: %s"
         logger.warning(text, call.task.name, error)
         return send(None, away=True)
 

@@ -256,7 +256,7 @@ class StoreProducer:
             if raises and not call.must_go:  # else the task fails, if the store is still away
                 raise
             logger.warning(
-                "%s[%s] is sent by the broker, the lock store is away: %s",
+                "%s[%s] is sent by the broker, the lock store is unavailable: %s",
                 call.task.name,
                 headers["id"],
                 error,

@@ -48,7 +48,7 @@ def test_an_outage_does_not_make_conflicts_wait_longer_nor_they_the_outage(
     server, process = cut_off
     result = tasks.look.delay(key)
     wait_until(
-        lambda: len(delays(process.log(), result, ", the lock store is away")) >= 4,
+        lambda: len(delays(process.log(), result, ", the lock store is unavailable")) >= 4,
         what="four attempts",
         timeout=60.0,
     )
@@ -65,13 +65,13 @@ def test_an_outage_does_not_make_conflicts_wait_longer_nor_they_the_outage(
         assert first < 0.8 * (time.monotonic() - back_at) + 1.0
 
         server.stop()
-        seen = len(delays(process.log(), result, ", the lock store is away"))
+        seen = len(delays(process.log(), result, ", the lock store is unavailable"))
         wait_until(
-            lambda: len(delays(process.log(), result, ", the lock store is away")) > seen,
+            lambda: len(delays(process.log(), result, ", the lock store is unavailable")) > seen,
             what="another outage",
             timeout=60.0,
         )
-        assert delays(process.log(), result, ", the lock store is away")[seen] <= 1.0
+        assert delays(process.log(), result, ", the lock store is unavailable")[seen] <= 1.0
         server.start()
     finally:
         with suppress(LockLostError):  # the server remembers nothing
