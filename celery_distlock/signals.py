@@ -12,7 +12,9 @@ watchdog's signals, which are dropped once 10,000 wait.
 signal              further arguments
 ==================  ============================================================================
 ``lock_acquired``   ``token``, ``holder``, ``waited`` (seconds since the first request),
-                    ``units``, ``capacity`` (1 and 1: exclusive; capacity 0: any number)
+                    ``waited_for`` (``"holder"``, ``"time"`` or ``"nothing"``: what was in the
+                    way last), ``units``, ``capacity`` (1 and 1: exclusive; capacity 0: any
+                    number)
 ``lock_changed``    ``token``, ``holder``, ``units``, ``capacity``: an upgrade, or a downgrade
 ``lock_conflict``   ``holder``, ``remaining`` (seconds); before the policy is applied
 ``lock_renewed``    ``token``, ``holder``
@@ -54,8 +56,9 @@ __all__ = [
 
 _HELD = ["key", "token", "holder"]
 _MUCH = ["units", "capacity"]
+_WAITED = ["waited", "waited_for"]
 
-lock_acquired = Signal(name="lock_acquired", providing_args=[*_HELD, "waited", *_MUCH])
+lock_acquired = Signal(name="lock_acquired", providing_args=[*_HELD, *_WAITED, *_MUCH])
 lock_changed = Signal(name="lock_changed", providing_args=[*_HELD, *_MUCH])
 lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "remaining"])
 lock_renewed = Signal(name="lock_renewed", providing_args=_HELD)

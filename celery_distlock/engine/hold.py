@@ -147,6 +147,7 @@ class Hold:
         label: Name of the caller, for display when the lock is inspected.
         run: Name of the task execution that asks, see :meth:`Store.acquire`.
         waited: Seconds for which it has already waited, elsewhere.
+        waited_for: What it waited for there: ``holder``, ``time``, or ``nothing``.
         redelivered: As in :class:`~celery_distlock.stores.AcquireRequest`.
         retain: As in :class:`~celery_distlock.stores.AcquireRequest`.
         on_event: Called with the name of a signal of :mod:`celery_distlock.signals`, and its facts.
@@ -172,6 +173,7 @@ class Hold:
         "_mutex",
         "_process",
         "_rests_until",
+        "_waited_for",
         "_wanted_since",
         "arrival",
         "begun",
@@ -214,6 +216,7 @@ class Hold:
         label: str,
         run: str = "",
         waited: float = 0.0,
+        waited_for: str = "nothing",
         redelivered: bool = False,
         retain: bool = False,
         on_event: Callable[..., None] = ignore_event,
@@ -245,6 +248,7 @@ class Hold:
         self.sharing: list[Taker] = []  # those of them that were here at a downgrade
         self.held_since = 0.0
         self._wanted_since = clock.monotonic() - waited
+        self._waited_for = waited_for
         self.valid_until = 0.0
         self.on_event = on_event
         self.on_lost: Callable[[Hold], None] | None = None
@@ -269,6 +273,7 @@ class Hold:
     def take(self, reply: Reply) -> bool:
         """Begin to hold what *reply* granted; false if it granted nothing, or came too late."""
         if reply.status is not Status.GRANTED:
+            self._waited_for = reply.waits_for
             return False
         now = clock.monotonic()
         with self._mutex:
@@ -282,6 +287,7 @@ class Hold:
         self._tell(
             "lock_acquired",
             waited=now - self._wanted_since,
+            waited_for=reply.waited_for or self._waited_for,
             units=self.want.units,
             capacity=self.want.capacity,
         )

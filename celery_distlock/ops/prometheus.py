@@ -312,15 +312,17 @@ def _gauge_by(label: str, name: str, values: Mapping[str, float]) -> Metric:
 
 
 def _histogram(name: str, words: str, found: list[Sample]) -> Metric:
-    family = HistogramMetricFamily(f"distlock_{name}_seconds", words, labels=["task"])
-    by_task: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    labels = ["task", "for"] if name == "wait" else ["task"]
+    family = HistogramMetricFamily(f"distlock_{name}_seconds", words, labels=labels)
+    series: defaultdict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
     for sample in found:
-        by_task[sample.task][sample.bucket] = sample.value
-    for task, buckets in by_task.items():
+        of = (sample.task, sample.waited_for)[: len(labels)]
+        series[of][sample.bucket] = sample.value
+    for of, buckets in series.items():
         total = 0.0
         steps = []
         for end in [*(f"{bucket:g}" for bucket in BUCKETS), "+Inf"]:
             total += buckets.get(end, 0.0)
             steps.append((end, total))
-        family.add_metric([task], steps, buckets.get("sum", 0.0))
+        family.add_metric(of, steps, buckets.get("sum", 0.0))
     return family

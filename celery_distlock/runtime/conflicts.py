@@ -92,6 +92,7 @@ class Conflicts:
             LockConflictError: The policy refuses, or there is no message to send again.
         """
         invocation, policy = self._invocation, self._invocation.plan.policy
+        invocation.waits_for = reply.waits_for
         if full_at is None:
             self._report.conflict(invocation.request.__dict__, key, reply)
         if invocation.is_second_delivery(reply):

@@ -40,6 +40,7 @@ class Invocation:
         taken: The holds that it has acquired, in that order.
         entered: The holds of this thread that it has entered once more.
         owned: All holds of this thread.
+        waits_for: What it waited for when its key was last refused: ``time``, or ``holder``.
         asked_to_park: The store was asked to park it, so it may have the message.
         nested: It is a call by other code, which may have no message.
         has_message: It was called by a message of its own; false for calls by other code, in eager
@@ -62,6 +63,7 @@ class Invocation:
         self.taken: list[Hold] = []
         self.entered: list[Hold] = []
         _, self.owned = owner_here()
+        self.waits_for = ""
         self.asked_to_park = False
         self.received = Received.of(request)
         self.has_message = self.received.headers is not None and not nested
@@ -226,6 +228,7 @@ class Invocation:
             label=self.report.name,
             run=self.execution_id,
             waited=self.waited,
+            waited_for=self.header.waited_for,
             redelivered=self.redelivered,
             retain=self.retained,
             on_event=self.report.event,

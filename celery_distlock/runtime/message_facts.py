@@ -58,6 +58,7 @@ class LockHeader(NamedTuple):
             earlier delivery.
         since: When it first found its key taken, in seconds since the epoch; 0: never.
         sent: It was sent through the store, and has not found its key taken since.
+        for_time: It was sent again by countdown, and time alone was in its way then.
         deaths: Number of times that a consumer rejected it to a RabbitMQ dead letter exchange from
             which it came back. RabbitMQ has a header for that, but from version 4.0.1 on it ignores
             the value that a publisher sends: its count restarts when the message is sent again.
@@ -75,6 +76,7 @@ class LockHeader(NamedTuple):
     postponed: int = 0
     returned: bool = False
     deaths: int = 0
+    for_time: bool = False
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
@@ -97,6 +99,7 @@ class LockHeader(NamedTuple):
             postponed=_whole(values.get("postponed")),
             returned=bool(values.get("returned")),
             deaths=deaths + _whole(values.get("deaths")),
+            for_time=bool(values.get("for_time")),
         )
 
     def of_next(self, **changes: Any) -> "LockHeader":
@@ -108,12 +111,19 @@ class LockHeader(NamedTuple):
         """Return the header of the message once it is woken, if parked as *run* at these keys."""
         all_names = tuple(names) if len(names) > 1 else ()
         changes = {"run": run, "parked_at": names[0], "names": all_names, **changes}
-        return self._replace(woken=True, **changes)
+        return self._replace(woken=True, for_time=False, **changes)
 
     @property
     def number(self) -> int:
         """Number of requeues and returns, which is part of its execution's id."""
         return self.requeues + self.postponed + self.deaths
+
+    @property
+    def waited_for(self) -> str:
+        """What it waited for: ``time``, ``holder``, or ``nothing``, as far as it says."""
+        if self.for_time:
+            return "time"
+        return "holder" if self.since and not self.sent else "nothing"
 
     @property
     def places(self) -> tuple[str, ...]:

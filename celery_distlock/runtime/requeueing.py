@@ -271,6 +271,7 @@ class Requeueing:
             attempts=invocation.header.attempts + 1,
             since=invocation.waiting_since,
             sent=False,
+            for_time=invocation.waits_for == "time",
         )
 
     def on_outage(self, error: StoreUnavailableError) -> None:

@@ -386,6 +386,10 @@ class Reply(NamedTuple):
     at the same time. For all other requests it is -1.
 
     `is_open` is true if a run was parked although the key is open to it: no release wakes it.
+
+    `for_time` is true if a caller that is first waits for time alone, or for the end of a pause.
+    `waited_for`, of a grant, is what the run waited for last, ``time`` or ``holder``; empty: it did
+    not wait, or the store does not know.
     """
 
     status: Status
@@ -401,6 +405,14 @@ class Reply(NamedTuple):
     due: float = 0.0
     at: str = ""
     is_open: bool = False
+    for_time: bool = False
+    waited_for: str = ""
+
+    @property
+    def waits_for(self) -> str:
+        """What a caller that was refused waits for: ``time``, or ``holder``."""
+        rests = is_resting(self.holder) and not self.place
+        return "time" if self.for_time or rests else "holder"
 
     @property
     def wait(self) -> float | None:

@@ -48,6 +48,7 @@ class Sample(NamedTuple):
     Attributes:
         name: ``acquired``, ``conflicts``, ...; ``wait`` and ``hold`` for durations.
         task: The task's name; empty for a ``Lock``.
+        waited_for: For ``wait``: ``holder``, ``time`` or ``nothing``. Else empty.
         bucket: For durations: the upper bound of the bucket in seconds, where the value counts this
             bucket alone, not the ones below; or ``sum`` for their sum. Else empty.
         value: The count, or the sum in seconds.
@@ -55,6 +56,7 @@ class Sample(NamedTuple):
 
     name: str
     task: str
+    waited_for: str
     bucket: str
     value: float
 
@@ -88,6 +90,7 @@ class Counters:
         if counted in _TIMED:
             fact, what = _TIMED[counted]
             seconds = facts[fact]
+            what = f"{what}:{facts['waited_for']}" if what == "wait" else what
             bucket = _NAMES[bisect.bisect_left(BUCKETS, seconds)]
             counts[f"{what}|{bucket}|{task}"] += 1
             counts[f"{what}|sum|{task}"] += seconds
@@ -125,5 +128,6 @@ def samples(store: Store) -> list[Sample]:
         name, _, rest = field.partition("|")
         bucket, bar, task = rest.partition("|")
         if bar:  # else it was written by another version
-            found.append(Sample(name, task, bucket, value))
+            kind, _, waited_for = name.partition(":")
+            found.append(Sample(kind, task, waited_for, bucket, value))
     return found

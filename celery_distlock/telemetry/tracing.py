@@ -67,7 +67,9 @@ def _begin(trace: Any, task: str, facts: Mapping[str, Any], now: int, context: A
         attributes["messaging.message.id"] = facts.get("task_id", "")
     asked_at = now - int(facts["waited"] * 1e9)
     more = {"context": context, "attributes": attributes}
-    tracer.start_span("lock wait", start_time=asked_at, **more).end(now)
+    wait = tracer.start_span("lock wait", start_time=asked_at, **more)
+    wait.set_attribute("distlock.waited_for", facts["waited_for"])
+    wait.end(now)
     span = tracer.start_span("lock hold", start_time=now, **more)
     if span.is_recording():
         while len(_open) >= MOST:  # their ends were not reported

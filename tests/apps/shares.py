@@ -70,6 +70,8 @@ use_two = locked(Key("{key}", capacity=3, weight=2), name="use_two")(stay)
 use_all = locked(Key("{key}", capacity=3, weight=9), name="use_all")(stay)
 read = locked(Key("{key}", shared=True), name="read")(stay)
 write = locked("{key}", name="write")(stay)
+write_waiting = locked("{key}", name="write_waiting", lock_on_conflict="wait", lock_wait=60.0)(stay)
+write_again = locked("{key}", name="write_again", lock_on_conflict="retry")(stay)
 use_by_code = locked(lambda key, *_, **__: Key(key, capacity=3), name="use_by_code")(stay)
 use_waiting = locked(THREE, name="use_waiting", lock_on_conflict="wait", lock_wait=60.0)(stay)
 use_or_skip = locked(TWO, name="use_or_skip", lock_on_conflict="skip")(stay)
@@ -201,6 +203,10 @@ def begin_in_turn(self: Any, key: str) -> None:
 
 
 in_turn = locked(Key("{key}", shared=True, rate="2/s"), name="in_turn")(begin_in_turn)
+waits_in_turn, comes_again_in_turn = (
+    locked(Key("{key}", shared=True, rate="2/s"), name=name, lock_on_conflict=policy)(begin_in_turn)
+    for name, policy in (("waits_in_turn", "wait"), ("comes_again_in_turn", "retry"))
+)
 few_in_turn = locked(Key("{key}", capacity=3, rate="2/s"), name="few_in_turn")(begin_in_turn)
 
 

@@ -27,6 +27,7 @@ from tests import servers
 from tests.contract.grace import lengthen
 from tests.contract.parts.actions import work
 from tests.contract.parts.bounded import Bounded
+from tests.contract.parts.causes import Causes
 from tests.contract.parts.delayed import Delayed
 from tests.contract.parts.delivery import Delivery, Pushing
 from tests.contract.parts.identities import Identities
@@ -77,6 +78,7 @@ class FullContract(
     Resting,
     Limits,
     Rates,
+    Causes,
     RateLimits,
     Timing,
     Sending,

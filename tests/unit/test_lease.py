@@ -109,7 +109,7 @@ def test_a_grant_begins_the_hold(hold, events):
     ((_, facts),) = events
     assert (hold.state, hold.held, hold.token, hold.depth) == (HoldState.HELD, True, 7, 1)
     assert names(events) == ["lock_acquired"]
-    told = {"key": "k", "token": 7, "holder": hold.owner, "waited": 0.0}
+    told = {"key": "k", "token": 7, "holder": hold.owner, "waited": 0.0, "waited_for": "nothing"}
     assert facts == {**told, "units": 1, "capacity": 1}
     hold.ensure_held()
 

@@ -119,8 +119,9 @@ class Replies:
             if not isinstance(answer, list):
                 return Reply(Status.GRANTED, asked_at, self.token(key, answer))
             if answer[0] == b"granted":
-                _, token, slot = answer
-                return Reply(Status.GRANTED, asked_at, self.token(key, token), slot=slot)
+                _, token, slot, *more = answer
+                waited_for, token = text(more[0]) if more else "", self.token(key, token)
+                return Reply(Status.GRANTED, asked_at, token, slot=slot, waited_for=waited_for)
             return self.read(key, Answer(answer), [slot_name(key)], asked_at, parks=parks)
 
     def read(
@@ -132,7 +133,8 @@ class Replies:
         if status is Status.GRANTED:
             self._note_opening(slot_name(key), answer)
             token, slot = self.token(key, answer.raw("token")), answer.number("slot")
-            return Reply(status, asked_at, token, wake=wake, slot=slot)
+            waited_for = answer.text("waited_for")
+            return Reply(status, asked_at, token, wake=wake, slot=slot, waited_for=waited_for)
         due = 0.0 if place else answer.opens or 0.0
         if parks or not due:  # otherwise the caller asks again
             self._note_opening(slot_name(key), answer)
@@ -149,6 +151,7 @@ class Replies:
             int(since) if since.isdigit() else 0,
             due=due,
             is_open=answer.flag("is_open"),
+            for_time=answer.flag("for_time"),
         )
 
     def released(self, name: str, script: scripts.Script, asked: Answered) -> Release:

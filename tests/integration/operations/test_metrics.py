@@ -52,15 +52,14 @@ def read(app):
 
 
 def parsed(text):
-    return {
-        (
-            sample.name,
-            sample.labels.get("task", sample.labels.get("queue")),
-            sample.labels.get("le"),
-        ): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sample.labels
+            of = labels.get("task", labels.get("queue"))
+            more = [labels["for"]] if "for" in labels else []
+            found[sample.name, of, labels.get("le"), *more] = sample.value
+    return found
 
 
 def test_what_tasks_go_through_is_counted(site, key):
@@ -75,8 +74,8 @@ def test_what_tasks_go_through_is_counted(site, key):
     result.get(timeout=30)
     site.tasks.work_requeue.delay(f"{key}:free").get(timeout=30)
 
-    def rise(name, le=None):
-        place = (f"distlock_{name}", "work_requeue", le)
+    def rise(name, *more):
+        place = (f"distlock_{name}", "work_requeue", *(more or [None]))
         return read(site.app).get(place, 0) - before.get(place, 0)
 
     once = ("conflicts_total", "parked_total", "woken_total")
@@ -89,9 +88,11 @@ def test_what_tasks_go_through_is_counted(site, key):
     assert rise("acquired_total") == 2
     assert [rise(name) for name in once] == [1, 1, 1]
     assert rise("lost_total") == 0
-    assert rise("wait_seconds_count") == rise("hold_seconds_count") == 2
-    assert rise("wait_seconds_bucket", "+Inf") == 2
-    assert rise("wait_seconds_sum") > 0
+    assert rise("hold_seconds_count") == rise("hold_seconds_bucket", "+Inf") == 2
+    for what in ("holder", "nothing"):
+        assert rise("wait_seconds_count", None, what) == 1
+        assert rise("wait_seconds_bucket", "+Inf", what) == 1
+    assert rise("wait_seconds_sum", None, "holder") > 0
 
 
 def test_units_and_limits_are_added_up_over_keys(site, key):

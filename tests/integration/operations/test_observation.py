@@ -65,7 +65,7 @@ def strike():
 def test_no_exception_that_strikes_where_it_is_noted_is_swallowed(strike):
     store = MemoryStore("memory://struck", "struck")
     lock = Lock("k", store=store)
-    facts = {"key": "k", "token": 1, "holder": "h", "waited": 0.0}
+    facts = {"key": "k", "token": 1, "holder": "h", "waited": 0.0, "waited_for": "nothing"}
 
     def note_until_struck():
         strike(0.001)

@@ -1,13 +1,15 @@
 -- acquire.lua: grant the key, queue the request, or report the current holder. Idempotent.
 -- KEYS lock queue tasks woken fence done rate lanes
 -- ARGV owner lease_ms run arrival [want request envelope]
--- returns token: granted exclusively | {'granted', token, slot}: granted a share | a `reply`
---         (answers.lua) with status: granted, with token and slot, and waiters are admitted too |
+-- returns token: granted exclusively | {'granted', token, slot, waited_for}: granted | a `reply`
+--         (answers.lua) with status: granted, with these fields, and waiters are admitted too |
 --         done | full: nothing was done, `most` wait; busy or parked, with the fields below
 --
+-- waited_for  what a run waited for last: time, or holder. Missing: nothing, or its caller knows
 -- holder    owner of one grant; with its run, its token, and ttl_ms until its lease ends
 -- place     number of waiters ahead; -1: not queued, waits for the first delivery of its run to end
 -- since     arrival (µs), or 0
+-- for_time  it is the first, and waits for time alone, or for the end of a pause
 -- is_open   with mode line: the key would be granted now, so no release will wake this run
 -- request   JSON; fields that are missing are false:
 -- mode      try (the default): do not queue. wait: queue as a blocked waiter with an inbox.
@@ -25,7 +27,7 @@
 -- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
 -- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
 -- OFTEN place_of new_record go is_in_woken write_run a_holder reply named with_holder answer_second held_by
--- OFTEN answer_claim is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
+-- OFTEN answer_claim cause_of waits_for_time is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
 -- OFTEN read_limit pass write_grant row_of integer outlive claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
@@ -148,7 +150,9 @@ local function answer_wait(stands)
     end
     local may_open = is_first and (not key.alone or key.alone.stage == RESTING)
     facts.place, facts.since = place, integer(stands)
-    facts.is_open = may_open and mode == 'line' and not opens(want) or nil
+    local at = may_open and opens(want) or nil
+    facts.is_open = may_open and mode == 'line' and not at or nil
+    facts.for_time = waits_for_time(at) or nil
     if mode == 'try' then
         look_early(is_first)
     elseif may_open and not facts.is_open then
@@ -236,6 +240,15 @@ local function answer_mine(mine, reserved)
     return granted(key.token, mine.slot)
 end
 
+-- Returns what the run of a reservation waited for. Nothing: it did not wait, or its message was parked by
+-- its caller, which knows that it waited for a holder.
+local function cause_of(reserved, of)
+    if of and of.u then
+        return 'time'
+    end
+    return of and of.q and reserved.place > 0 and reserved.place < tonumber(reserved.since) and 'holder' or nil
+end
+
 -- Answers the claim of a run's reservation, which must match what the run wants now.
 local function answer_claim(reserved)
     if mode == 'line' then
@@ -247,20 +260,23 @@ local function answer_claim(reserved)
     if not is_right or closed then
         return give_back(reserved, reserved.place > 0 and reserved.place or closed and FIRST or arrival)
     end
+    local waited_for = cause_of(reserved, of)
     claim(reserved, owner, run, lease_ms, want)
     arrive(run, reserved, keep, lease_ms)
     if mode == 'park' then
         expect_again(reserved) -- an earlier copy of this request parked it, and it was woken since
     end
-    return granted(key.token, reserved.slot)
+    return granted(key.token, reserved.slot, waited_for)
 end
 
-local function granted(token, slot)
-    if want.capacity == 1 and slot < 0 then
+local function granted(token, slot, waited_for)
+    local is_alone = want.capacity == 1 and slot < 0
+    if is_alone and not waited_for then
         return token
+    elseif not is_alone then
+        hand_on() -- a shared grant may leave room for others
     end
-    hand_on() -- a shared grant may leave room for others
-    return answer_granted(token, slot)
+    return answer_granted(token, slot, waited_for)
 end
 
 -- Serves the waiters ahead of the request. Returns whether it is admitted now.

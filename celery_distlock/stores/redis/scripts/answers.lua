@@ -40,10 +40,10 @@ local function answer(status)
     return (woken[1] or key.opens_ms) and reply({ status = status }) or status
 end
 
--- Returns the answer to a request that was granted a share.
-local function answer_granted(token, slot)
+-- Returns the answer to a request that was granted a share, or that has waited.
+local function answer_granted(token, slot, waited_for)
     if woken[1] or key.opens_ms then
-        return reply({ status = 'granted', token = token, slot = slot })
+        return reply({ status = 'granted', token = token, slot = slot, waited_for = waited_for })
     end
-    return { 'granted', token, slot }
+    return { 'granted', token, slot, waited_for }
 end

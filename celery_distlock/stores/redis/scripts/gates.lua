@@ -86,6 +86,11 @@ local function opens(want, mine)
     return keeps_out(want, mine) or too_soon(want, mine)
 end
 
+-- Whether a request that is not admitted before `at` waits for time alone, or for the end of a pause.
+local function waits_for_time(at)
+    return at ~= nil and (at < NEVER or (not key.alone and limit_now().capacity == 0))
+end
+
 local function in_ms(at)
     return at and at < NEVER and math.max(1, math.ceil(at - now_ms)) or nil
 end

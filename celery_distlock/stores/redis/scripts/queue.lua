@@ -237,10 +237,24 @@ local function fetch_with_first(run)
     key.head = head
 end
 
+-- Notes in a run's record whether time is all that it waits for.
+local function note_cause(member, is_time)
+    local run = run_of(member)
+    local of = run and record(run)
+    if of and (of.u or false) ~= is_time then
+        of.u = is_time or nil
+        redis.pcall('HSET', TASKS, 'r:' .. run, cjson.encode(of)) -- a full server may refuse it
+    end
+end
+
 -- Notes when the head of the queue will be admitted through time alone, if it is not admitted now.
 local function look_ahead(member, is_here)
     member = member or first_waiter()
-    local ms = member and in_ms(opens(want_of(member)))
+    local at = member and opens(want_of(member)) or nil
+    local ms = in_ms(at)
+    if at then
+        note_cause(member, waits_for_time(at))
+    end
     if ms then
         note_look(ms)
         call_first(member, ms, is_here)

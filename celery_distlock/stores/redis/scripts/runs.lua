@@ -6,7 +6,8 @@
 --        o destination of a message that was parked, for display; i identity that it was sent with;
 --        n times that the broker was given it since it was parked; d pushes to workers that had not
 --        parked it, PUSHES if the broker has it; c it has claimed its key since it was parked; x the
---        broker may have two of its messages; y it was queued again while in flight. If it needs several
+--        broker may have two of its messages; y it was queued again while in flight; u time was all that
+--        it waited for when it was last seen as the head of the queue. If it needs several
 --        keys: k the route (Route.written()); at the name of the key where it waits; v attempts that
 --        failed, and f the time of the first (ms). Its envelope is at the first key. At the key where it
 --        waits, and at keys that are kept for it, there is a record with b and without an envelope.

@@ -54,7 +54,7 @@ end
 -- Returns the run's new record, with the state and place of the old one.
 local function new_record()
     local before = record(run) or {}
-    local of = { s = before.s, p = before.p, h = before.h, n = before.n, d = before.d, c = before.c }
+    local of = { s = before.s, p = before.p, h = before.h, n = before.n, d = before.d, c = before.c, u = before.u }
     of.w = want.text ~= '' and want.text or nil
     of.t, of.q, of.i = task ~= '' and task or nil, sent_to, takes and identity or before.i
     return of
@@ -212,6 +212,7 @@ local function answer_later(of)
     end
     if due_ms > 0 then
         join_later(due_ms)
+        of.u = paced or nil
         go(run, of, 'later', nil, envelope)
         note_look(math.max(1, due_ms - now_ms))
         return answer('later')
