@@ -13,7 +13,7 @@ from typing import Any
 
 from celery.signals import task_failure
 
-from celery_distlock import Key, LockedTask, clock, install, policies
+from celery_distlock import Key, LockedTask, Order, clock, install, policies
 from celery_distlock.engine.hold import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.runtime.app import Runtime
@@ -21,7 +21,7 @@ from celery_distlock.stores import Ability
 from celery_distlock.unique import Unique
 from tests.apps import make_app
 from tests.chaos.breakages import BREAKAGES
-from tests.chaos.terms import LEASE, RATE, SWEEP, VISIBILITY
+from tests.chaos.terms import LANED, LEASE, RATE, SHARES, SWEEP, VISIBILITY
 
 app = make_app(__name__)
 app.conf.update(
@@ -77,6 +77,7 @@ def hold_for(task: Any, seconds: float) -> None:
         what |= {"until": hold.valid_until, "entered": clock.monotonic()}
         what["asked"] = hold.valid_until - believed(LEASE)  # or later, if it was renewed just now
         what |= {"rated": bool(hold.want.rates), "argument": seconds}
+        what |= {"lane": hold.want.lane or ""}
         notes.write(**who, **what, owner=hold.owner, run=hold.run)
     ended = "broken off"
     try:
@@ -165,6 +166,17 @@ if PARKS:
     @app.task(base=LockedTask, lock_key=OFTEN, bind=True, **GOES_BACK)
     def rated(self: Any, key: str, seconds: float) -> None:
         """Begin as often as the rate allows."""
+        hold_for(self, seconds)
+
+
+if PARKS:
+
+    def in_lanes(key: str, lane: str, seconds: float) -> Key:
+        return Key(key, capacity=LANED[key], order=Order(lane, share=SHARES[lane]))
+
+    @app.task(base=LockedTask, lock_key=in_lanes, lock_via="store", bind=True, **GOES_BACK)
+    def laned(self: Any, key: str, lane: str, seconds: float) -> None:
+        """Wait in a lane."""
         hold_for(self, seconds)
 
 

@@ -56,6 +56,16 @@ def lose_calls() -> None:
     RedisCalls.send = wrong  # type: ignore[method-assign]
 
 
+def serve_by_arrival() -> None:
+    """Calls wait without their lane."""
+    right = RedisCalls.send
+
+    def wrong(self: RedisCalls, request: SendRequest) -> SendReply:
+        return right(self, request._replace(want=request.want._replace(lane=None)))
+
+    RedisCalls.send = wrong  # type: ignore[method-assign]
+
+
 def remember_identities() -> None:
     """An identity that a run has given up is taken for one that still waits."""
     right = RedisCalls.send
@@ -85,6 +95,7 @@ BREAKAGES = {
     "wakes nobody": wake_nobody,
     "forgets the parked": forget_the_parked,
     "loses calls": lose_calls,
+    "serves by arrival": serve_by_arrival,
     "remembers identities": remember_identities,
     "counts no starts": count_no_starts,
 }

@@ -78,7 +78,8 @@ def main() -> None:
         except DistlockError:
             continue  # the caller knows that it was not accepted
         facts = {"begin": begin, "end": clock.monotonic(), "countdown": countdown, "last": last}
-        what = {"key": arguments[0], "argument": arguments[-1]}
+        lane = arguments[1] if name == "laned" else ""
+        what = {"key": arguments[0], "argument": arguments[-1], "lane": lane}
         joined = bool(getattr(result, "joined", False))
         app.notes.write(call=result.id, task=name, joined=joined, **what, **facts)
 

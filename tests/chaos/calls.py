@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.broker import SOON
-from tests.chaos.terms import RATE
+from tests.chaos.terms import LANED, RATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +35,7 @@ class Call(NamedTuple):
     countdown: float = 0.0
     joined: bool = False
     last: bool = False  # it was made when all others had run
+    lane: str = ""
 
 
 def wrong_with(calls: Iterable[Call], runs: Iterable[Run], struck: Struck) -> Iterator[str]:
@@ -48,7 +49,7 @@ def wrong_with(calls: Iterable[Call], runs: Iterable[Run], struck: Struck) -> It
     """
     by_task, by_key = _in_order(runs), defaultdict(list)
     for call in sorted(calls, key=lambda call: call.begin):
-        by_key[call.task, call.key].append(call)
+        by_key[call.task, call.key, call.lane].append(call)
     for alike in by_key.values():
         for call in alike:
             yield from _of_one(call, alike, by_task.get(call.id, []))
@@ -80,7 +81,8 @@ def _of_two(
         next((run.entered for run in by_task.get(call.id, [])), float("inf"))
         for call in (one, other)
     )
-    if one.task == "sent" and second < first and not struck(one.begin, second):
+    is_ordered = one.task == "sent" or (one.lane and LANED[one.key] == 1)
+    if is_ordered and second < first and not struck(one.begin, second):
         yield f"overtaken: {one} by {other}"
     # It stops waiting when it gets its key, which is before its body begins.
     asked = next((run.asked for run in by_task.get(one.id, [])), float("inf"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.chaos import calls
+from tests.chaos import calls, turns
 from tests.chaos.calls import Call
 from tests.chaos.terms import SWEEP
 from tests.faults.history import history
@@ -56,6 +56,7 @@ class Run(NamedTuple):
     entered: float = 0.0  # when its body began
     rated: bool = False
     argument: float = 0.0
+    lane: str = ""
 
 
 class Look(NamedTuple):
@@ -123,6 +124,8 @@ class Verdict:
     joined: int = 0
     wrong_calls: list[str] = field(default_factory=list)
     too_often: list[str] = field(default_factory=list)
+    out_of_turn: list[str] = field(default_factory=list)
+    turns: int = 0  # starts of lanes that were judged
 
     def broken(self, patience: float = PATIENCE) -> list[str]:
         """Return all that must not be; *patience* is for a key that stands still, in seconds."""
@@ -136,6 +139,7 @@ class Verdict:
             *(f"twice: {each}" for each in self.repeated),
             *self.wrong_calls,
             *(f"too often: {each}" for each in self.too_often),
+            *(f"out of turn: {each}" for each in self.out_of_turn),
             *(still if stands.seconds > patience else []),
         ]
 
@@ -150,6 +154,8 @@ def judge(told: History) -> Verdict:
     disordered, pairs = _disordered(told)
     executions = _executions(told.runs)
     standstills = list(_standstills(told))
+    struck = partial(_struck, told.faults)
+    out_of_turn, judged = turns.out_of_turn(told.calls, told.runs, struck)
     return Verdict(
         tasks=len(told.sent),
         lost=sorted(told.missing - told.dropped),
@@ -165,8 +171,10 @@ def judge(told: History) -> Verdict:
         locks_lost=sum(run.outcome == "lost" for run in told.runs),
         calls=len(told.calls),
         joined=sum(call.joined for call in told.calls),
-        wrong_calls=list(calls.wrong_with(told.calls, told.runs, partial(_struck, told.faults))),
+        wrong_calls=list(calls.wrong_with(told.calls, told.runs, struck)),
         too_often=list(calls.too_often(told.runs)),
+        out_of_turn=out_of_turn,
+        turns=judged,
     )
 
 

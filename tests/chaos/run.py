@@ -152,6 +152,7 @@ def _rows(reports: list[Report]) -> list[list[str]]:
         "calls through the store": lambda found: f"{found.calls}, {found.joined} joined",
         "wrong calls": lambda found: len(found.wrong_calls),
         "begun too often": lambda found: len(found.too_often),
+        "out of turn": lambda found: f"{len(found.out_of_turn)} of {found.turns}",
         "standstills over 5 s": lambda found: found.long_standstills,
         "longest standstill": lambda found: f"{found.standstill.seconds:.1f} s",
     }

@@ -19,7 +19,7 @@ from tests.chaos import broker
 from tests.chaos.caller import Caller
 from tests.chaos.calls import Call
 from tests.chaos.judge import Fault, History, Look, Run
-from tests.chaos.terms import KEYS, LEASE, RATED
+from tests.chaos.terms import KEYS, LANED, LEASE, RATED, SHARES
 from tests.waiting import wait_until
 from tests.workers import WorkerProcess
 
@@ -36,9 +36,10 @@ RATE = 16.0  # tasks a second
 MOST_WAITING = 80  # tasks that were sent and have not run, at most
 BURST = 0.1  # of all that is sent: several tasks for one key at once
 CONTROL = 0.15  # likewise: tasks without a lock
-CALLER_DIES = 0.02  # of the calls through the store
-DELAYED = 0.2  # likewise
+CALLER_DIES = 0.03  # of the calls through the store, or bursts of them
+DELAYED = 0.2  # of the calls through the store
 TWO = {"pair", "mixed"}  # tasks that need two keys
+KEYS_OF = {"rated": RATED, "laned": [*LANED], "requeue": [*KEYS, *LANED]}
 LOOK_EVERY = 0.2  # seconds
 PAUSES = (1.0, 3.0)  # seconds between faults
 QUIET = 7.0  # seconds, now and then, in which a key that stands still can be seen to
@@ -46,7 +47,7 @@ BACKLOG = 10.0  # seconds after which what nobody has received is with the broke
 DRAIN = 80.0  # seconds for all that was sent to run; a message that got lost is sent anew after 60
 
 
-MORE = ("units", "capacity", "asked", "entered", "rated", "argument")  # of a run, if it had a lock
+MORE = ("units", "capacity", "asked", "entered", "rated", "argument", "lane")  # if it had a lock
 
 
 class Sent(NamedTuple):
@@ -160,7 +161,7 @@ class Stage:
         self._sharing = ["three", "read"] if several else []
         if self._parks:
             self._sharing += ["heavy"] + ["mixed"] * self._pairs
-        self._calls = ["sent", "once", "newest"] if self._parks else []
+        self._calls = ["sent", "once", "newest", "laned"] if self._parks else []
         self._rated = ["rated"] if self._parks else []
         self._caller = Caller(self._folder) if self._calls else None
         for _ in range(WORKERS):
@@ -333,9 +334,14 @@ class Stage:
             if len(self._tasks - self.notebook.finished) > MOST_WAITING:
                 continue
             name = "plain" if choose.random() < CONTROL else choose.choice(names)
-            keys = choose.sample(RATED if name == "rated" else KEYS, 2 if name in TWO else 1)
-            for _ in range(choose.randrange(4, 9) if choose.random() < BURST else 1):
-                self._send_one(name, (*keys, choose.uniform(0.02, 0.2)), choose)
+            keys = choose.sample(KEYS_OF.get(name, KEYS), 2 if name in TWO else 1)
+            is_laned = name == "laned"
+            many = choose.randrange(6, 15) if is_laned else choose.randrange(4, 9)
+            for _ in range(many if is_laned or choose.random() < BURST else 1):
+                lane = [choose.choice([*SHARES])] if is_laned else []
+                self._send_one(name, (*keys, *lane, choose.uniform(0.02, 0.2)), choose)
+            if name in self._calls and choose.random() < CALLER_DIES:
+                self._kill_caller(choose)
 
     def _send_one(self, name: str, arguments: Sequence[Any], choose: random.Random) -> None:
         if name not in self._calls:
@@ -350,10 +356,12 @@ class Stage:
         except BrokenPipeError:
             self.died.append("a caller ended by itself, see caller.log")
             self._caller.replace()
-        if choose.random() < CALLER_DIES:
-            self._stops.wait(choose.uniform(0.0, 0.02))
-            self._caller.replace()
-            self.callers_killed += 1
+
+    def _kill_caller(self, choose: random.Random) -> None:
+        assert self._caller is not None
+        self._stops.wait(choose.uniform(0.0, 0.02))
+        self._caller.replace()
+        self.callers_killed += 1
 
     def _look(self) -> None:
         while not self._stops.wait(LOOK_EVERY):
@@ -364,13 +372,14 @@ class Stage:
 
     def _look_once(self) -> None:
         begin = clock.monotonic()
-        states = self._store.inspect_many(KEYS)
+        keys = [*KEYS, *LANED]
+        states = self._store.inspect_many(keys)
         end = clock.monotonic()
-        for key, state in zip(KEYS, states, strict=True):
+        for key, state in zip(keys, states, strict=True):
             wanted = state.waiting + state.woken
             self._looks.append(Look(key, begin, end, wanted, ()))
-        for key, state in zip(KEYS, states, strict=True):
-            if state.waiting > 1:
+        for key, state in zip(keys, states, strict=True):
+            if state.waiting > 1 and key not in LANED:  # there the order is that of turns
                 self._look_at_queue(key)
 
     def _look_at_queue(self, key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from typing import ClassVar
 
 import pytest
 
@@ -350,3 +351,63 @@ def starts(*times: float) -> History:
 def test_more_starts_than_the_rate_allows_are_found():
     assert judge(starts(1.0, 1.1, 1.2, 1.3, 3.11)).broken() == []
     assert len(judge(starts(1.0, 1.1, 1.2, 1.3, 2.8)).too_often) == 1
+
+
+class TestTurns:
+    """
+    The starts of an exclusive key with lanes.
+
+    That `make chaos` finds lanes that are not served in turn: ``--break 'serves by arrival'``.
+    """
+
+    LANES: ClassVar = {"s": "slow", "e": "even", "f": "fast"}  # with shares 1, 1 and 3
+
+    def told(self, order: str, *, begin: float = 0.1, **late: float) -> History:
+        """Return a history of starts in this order, whose calls were all there before, but some."""
+        told = history(run("0", 0.0, 1.5, key="laned-0"))
+        for number, letter in enumerate(order, 2):
+            task, lane, at = f"{number}", self.LANES[letter], late.get(letter, begin)
+            call = Call(task, "laned", "laned-0", at, at + 0.1, lane=lane)
+            facts = {"key": "laned-0", "lane": lane, "entered": number}
+            told.calls.append(call._replace(begin=call.begin + number / 1e3))
+            told.runs.append(run(task, number, number + 0.5, **facts))
+        return told
+
+    @pytest.mark.parametrize(
+        "order", ["seseseee", "fsfffsfffss", "ffffsfffs", "eessee", "fesfffse"]
+    )
+    def test_turns_by_shares_are_right(self, order):
+        verdict = judge(self.told(order))
+
+        assert verdict.broken() == []
+        assert verdict.turns > 2
+
+    @pytest.mark.parametrize("order", ["sssee", "sesseeess", "ssff", "fffffs", "sfffsssff"])
+    def test_more_turns_than_a_share_are_found(self, order):
+        assert judge(self.told(order)).out_of_turn
+
+    def test_a_lane_that_comes_later_has_not_waited(self):
+        assert judge(self.told("sssee", e=4.5)).out_of_turn == []
+        assert judge(self.told("ssssee", e=2.3)).out_of_turn
+
+    def test_a_fault_excuses_turns(self):
+        told = self.told("sssee", begin=1.0)
+        told.faults = [Fault("cut", 0.5, 0.5)]
+
+        verdict = judge(told)
+
+        assert (verdict.out_of_turn, verdict.turns) == ([], 0)
+
+    def test_a_key_with_a_capacity_has_no_order_of_starts(self):
+        told = self.told("sssee")
+        told.runs = [each._replace(capacity=2, token=1) for each in told.runs]
+
+        assert judge(told).turns == 0
+
+    def test_a_lanes_order_is_that_of_its_calls(self):
+        told = self.told("ss")
+        told.calls[0] = told.calls[0]._replace(begin=1.3, end=1.4)
+
+        (wrong,) = judge(told).broken()
+
+        assert wrong.startswith("overtaken")
