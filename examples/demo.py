@@ -1,7 +1,7 @@
 """
 Sell more than there is, three times: without a lock, with one, and with one
 while worker processes are killed. Then run five tasks at a time for each of two
-tenants, never a sixth.
+tenants, never a sixth; and let a small tenant wait behind a flood, and beside it.
 
     python examples/demo.py [--orders N] [--seed N] [--keep]
 
@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
     )
 
 import at_once
+import flood
 import make_orders
 from books import Audit, audit, faults_in_words, open_shop
 from stage import clean_up_on_sigterm, last_lines, play, stopped, work_folder, workers
@@ -91,9 +92,11 @@ def main() -> int:
             report(outcomes)
             console.print()
             shared = play(at_once.story, folder)
+            console.print()
+            fair = play(flood.story, folder)
     except KeyboardInterrupt:
         return stopped()
-    return 0 if shared and all(outcome.acceptable for outcome in outcomes) else 1
+    return 0 if shared and fair and all(outcome.acceptable for outcome in outcomes) else 1
 
 
 def parse_options() -> argparse.Namespace:

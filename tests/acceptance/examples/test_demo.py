@@ -136,6 +136,7 @@ def test_the_demo_sells_exactly_what_there_is_and_leaves_nothing_behind(tmp_path
     assert "locked: exactly right" in demo.stdout
     assert "locked + kills: exactly right" in demo.stdout
     assert "never a sixth call of one tenant: yes" in demo.stdout
+    assert "the small tenant does not wait for the flood: yes" in demo.stdout
     assert "takes longer, because orders for one product wait for one another" in demo.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.examples.scripts import EXAMPLES, TIMEOUT, left_running, run, start
 from tests.waiting import wait_until
 
-STORIES = ["at_once.py", "tenants.py", "long_import.py", "web.py", "web_async.py"]
+STORIES = ["at_once.py", "flood.py", "tenants.py", "long_import.py", "web.py", "web_async.py"]
 
 AUDIT_TENANTS = """
 from tenants import IMPORTS, TENANTS, Run, report
@@ -38,6 +38,19 @@ assert report(calls("acme", AT_ONCE) + calls("bolt", 3))
 assert not report(calls("acme", AT_ONCE + 1) + calls("bolt", 3)), "a sixth"
 assert not report(calls("acme", 3) + calls("bolt", AT_ONCE + 1)), "a sixth of the other"
 assert not report(calls("acme", AT_ONCE) + calls("bolt", 3, begin=1.0)), "one after the other"
+"""
+
+AUDIT_FLOOD = """
+from flood import AT_ONCE, CALLS, Start, report
+
+def starts(*tenants):
+    queues = ("by arrival", "in lanes")
+    return [Start(queue, who, at) for queue in queues for at, who in enumerate(tenants)]
+
+acme, bolt = (CALLS[tenant] * [tenant] for tenant in ("acme", "bolt"))
+assert report(starts(*bolt, *acme), 0.0)
+assert report(starts(*acme[: AT_ONCE], *bolt, *acme), 0.0)
+assert not report(starts(*bolt[1:], *acme, *bolt[:1]), 0.0), "one call waits for the flood"
 """
 
 AUDIT_IMPORT = """
@@ -98,6 +111,17 @@ def test_five_calls_of_a_tenant_run_at_once_and_those_of_another_at_the_same_tim
     assert told.endswith(
         "never a sixth call of one tenant: yes\nthe other tenant's go on meanwhile: yes\n"
     )
+
+
+@pytest.mark.faults
+def test_a_flood_of_one_tenant_delays_another_by_arrival_and_not_in_lanes(tmp_path):
+    told = play("flood.py", tmp_path)
+
+    (by_arrival, in_lanes) = (
+        float(each) for each in re.findall(r" ([0-9.]+) s$", told, re.MULTILINE)
+    )
+    assert in_lanes < by_arrival
+    assert told.endswith("the small tenant does not wait for the flood: yes\n")
 
 
 @pytest.mark.faults
@@ -164,8 +188,8 @@ def test_a_story_that_is_stopped_leaves_nothing_behind(tmp_path, name, signum, s
 
 @pytest.mark.parametrize(
     "audit",
-    [AUDIT_AT_ONCE, AUDIT_TENANTS, AUDIT_IMPORT],
-    ids=["at once", "tenants", "long import"],
+    [AUDIT_AT_ONCE, AUDIT_FLOOD, AUDIT_TENANTS, AUDIT_IMPORT],
+    ids=["at once", "flood", "tenants", "long import"],
 )
 def test_the_audit_finds_a_fault(tmp_path, audit):
     env = {"PYTHONPATH": str(EXAMPLES), "EXAMPLE_DB": str(tmp_path / "example.sqlite")}
