@@ -243,7 +243,7 @@ class AsyncLock(KeyLock):
             await async_acquisition.tell(store, lambda: tell_conflict(hold, reply))
             return reply
         assert isinstance(hold, TaskHold)
-        hold.notice = hold.on_lost = LossNotice(task, cancels=self._cancels)
+        hold.notice = hold.on_interrupted = LossNotice(task, cancels=self._cancels)
         if hold.state is HoldState.LOST:  # before it could be reported
             hold.notice(hold)
         self._begin(hold, held_by(task))

@@ -15,6 +15,8 @@ Every error that this package raises.
         └── StoreUnavailableError the store cannot serve now: the outcome is unknown
             └── QuorumError       too few of several servers have confirmed it   .votes .nodes
 
+    RecalledError                 we hold the key and are asked to leave   .key .token .by
+
 A driver's exception never leaves the package: it is the ``__cause__`` of one of these. All of them
 survive pickling, so they can be the result of a Celery task.
 """
@@ -158,7 +160,11 @@ class LockKeyError(LockError, ValueError):
         return str(self.args[0])
 
 
-class LockLostError(LockError):
+class Interruption(BaseException):
+    """The base of the errors that are raised in running code from outside."""
+
+
+class LockLostError(LockError, Interruption):
     """
     A held lock was lost while the code under it was still running.
 
@@ -179,6 +185,31 @@ class LockLostError(LockError):
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
         return f"lock {shown(self.key)!r} (token {self.token}) was lost{why}"
+
+
+class RecalledError(Interruption):
+    """
+    A run that holds its lock is asked to leave, as a newer call has superseded it.
+
+    Not an :exc:`Exception`: code that handles errors must not handle it, and ``autoretry_for`` does
+    not name it.
+
+    Attributes:
+        key: The key, which is held while the code cleans up.
+        token: The fencing token of the grant.
+        by: What has superseded it: the operator, the time, and the reason given. Empty: a newer
+            call of the same task.
+    """
+
+    def __init__(self, key: str = "", token: int = 0, by: str = "") -> None:
+        super().__init__(key, token, by)
+        self.key = key
+        self.token = token
+        self.by = by
+
+    def __str__(self) -> str:
+        by = self.by or "a newer call has superseded it"
+        return f"the holder of lock {shown(self.key)!r} (token {self.token}) is recalled: {by}"
 
 
 class LockNotOwnedError(LockError, RuntimeError):

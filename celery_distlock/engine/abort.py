@@ -1,5 +1,5 @@
 """
-Raise the loss of a lock in the code that runs under it, while it runs.
+Raise the loss of a lock, or a recall, in the code that runs under it, while it runs.
 
 In the main thread of a process this uses a signal, which also ends a sleep or a wait for input. In
 another thread it uses an asynchronous exception, which is raised at the next Python instruction. In
@@ -13,8 +13,8 @@ other than the one that the loop is run for; that main task is then cancelled as
 
 In Python 3.14, an exception from outside may arrive after a call of ``__enter__`` and before its
 block (CPython's gh-148874; not in 3.15): a mutex that was just taken would stay locked for ever. On
-that version the signal handler defers the loss. Other threads learn of it from their event loop, at
-their next call of ``self.lock``, and at the end of the body.
+that version the signal handler defers it. Other threads learn of it from their event loop and at
+their next call of ``self.lock.ensure_held()``; of a loss also at the end of the body.
 """
 
 import asyncio
@@ -30,8 +30,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
-from celery_distlock.errors import LockLostError
-from celery_distlock.naming import shown
+from celery_distlock.errors import Interruption, LockLostError, RecalledError
 from celery_distlock.process.threads import DaemonThread, eventlet_patched, gevent_patched
 
 from .hold import Hold, HoldState
@@ -50,10 +49,12 @@ _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 class Guard:
     """
-    Raises :exc:`LockLostError` in the guarded thread as soon as one of *holds* is lost.
+    Raises an interruption in the guarded thread as soon as one of *holds* has one.
 
-    Once :meth:`run` has returned, nothing more is raised. :meth:`run` raises a loss that was not
-    delivered by then, unless the body itself raised.
+    That is the loss of a hold, or a recall. Each is raised once, and no recall after a loss. Once
+    :meth:`run` has returned, nothing more is raised. :meth:`run` raises a loss that was not
+    delivered by then, unless the body itself raised; a recall that was not concerns the code around
+    the body, if that runs under the same hold.
     """
 
     def __init__(self, holds: tuple[Hold, ...]) -> None:
@@ -61,8 +62,8 @@ class Guard:
         # Reentrant: a signal handler may find a hold lost while its thread has this.
         self._mutex = threading.RLock()
         self._armed = False
-        self._lost: Hold | None = None
-        self._told = False
+        self._due: Interruption | None = None
+        self._told: Interruption | None = None  # what was due when it was raised last
         self.raised: object = None  # the error raised, or its class
         self.again = False  # raise it again: Python dropped it, or it was deferred
         self._cancels = False  # whether a loop may have kept it, and its task is cancelled
@@ -78,6 +79,7 @@ class Guard:
 
         Raises:
             LockLostError: A hold was lost while it ran.
+            RecalledError: A hold was recalled, and *body* raised that or its cancellation.
         """
         late = False
         # All in one frame: an asynchronous exception may also be raised where a function begins.
@@ -87,23 +89,14 @@ class Guard:
                 result = body()
             finally:
                 late = self._disarm()
-        except LockLostError as error:
-            if type(error) is LockLostError:
+        except (Interruption, asyncio.CancelledError, BaseExceptionGroup) as error:
+            ending = self._ending(error)
+            if ending is error:
                 raise
-            # A class made for one loss cannot be pickled.
-            raise LockLostError(*error.args) from None
-        except asyncio.CancelledError as error:
-            if not self._cancels:
-                raise
-            raise self.loss() from error
-        except BaseExceptionGroup as group:  # a TaskGroup wraps the loss or its cancellation
-            if self._lost is None or group.split(LockLostError)[1] is not None:
-                raise
-            raise self.loss() from group
+            raise ending from None if isinstance(error, Interruption) else error
         finally:
-            for hold, outer in self._before.items():
-                hold.on_lost = outer
-        self._raise_untold(late)
+            self._leave(late)
+        self._raise_untold_loss(late)
         return result
 
     def _listen(self) -> None:
@@ -112,9 +105,11 @@ class Guard:
         self._deliver = _delivery(self)
         self._armed = True
         for hold in self._holds:
-            self._before[hold], hold.on_lost = hold.on_lost, self._on_lost
-            if hold.state is HoldState.LOST:  # it was lost before the callback was set
-                self._on_lost(hold)
+            self._before[hold], hold.on_interrupted = hold.on_interrupted, self._on_interrupted
+            # Before the callback was set. A recall was raised in the code around this, if any.
+            is_recalled = hold.recalled and self._before[hold] is None
+            if hold.state is HoldState.LOST or is_recalled:
+                self._on_interrupted(hold)
 
     def _disarm(self) -> bool:
         """Raise nothing from now on; return whether something still was raised."""
@@ -131,48 +126,98 @@ class Guard:
             self._ended.set()
         return late
 
-    def _raise_untold(self, late: bool) -> None:
-        told = self._told and not (late or self.again or self._cancels)
-        if self._lost is not None and not told:
-            raise self._lost.loss()
+    def _ending(self, error: BaseException) -> BaseException:
+        """
+        Return what ends the body that raised *error*.
+
+        Raises:
+            LockLostError: It is a recall, and a hold was lost as well.
+        """
+        ending = getattr(error, "made_for", error)
+        if not isinstance(error, Interruption):
+            wraps = self._cancels or isinstance(error, BaseExceptionGroup)
+            if self._due is None or not wraps:
+                return error
+            ending = self.interruption()
+        if isinstance(error, BaseExceptionGroup):  # a TaskGroup wraps it or its cancellation
+            _, others = error.split(Interruption)
+            if others is not None:  # no code around a task handles what is not an `Exception`
+                return error if isinstance(error, Exception) else others
+        if isinstance(ending, RecalledError):
+            self._ensure_held()
+        return ending
+
+    def _leave(self, late: bool) -> None:
+        """Let the guard around this one listen again; tell it of a recall that came too late."""
+        for hold, outer in self._before.items():
+            hold.on_interrupted = outer
+        is_told = self._is_told(late) or self._cancelled is not None
+        if isinstance(self._due, RecalledError) and not is_told:
+            for hold, outer in self._before.items():
+                if outer is not None:
+                    outer(hold)
+
+    def _raise_untold_loss(self, late: bool) -> None:
+        if not isinstance(self._due, LockLostError):
+            self._ensure_held()
+        elif self._cancels or not self._is_told(late):
+            raise self.interruption()
+
+    def _is_told(self, late: bool) -> bool:
+        """Whether what is due was raised in the body; *late*: it was raised after that."""
+        return self._told is self._due and not (late or self.again)
+
+    def _ensure_held(self) -> None:
         for hold in self._holds:
-            if not (hold.held or hold.is_parents) and self._lost is None:
+            if not (hold.held or hold.is_parents):
                 hold.ensure_held()
 
-    def _on_lost(self, hold: Hold) -> None:
+    def _on_interrupted(self, hold: Hold) -> None:
+        due = hold.interruption()
         with self._mutex:
-            if self._armed and self._lost is None:
-                self._lost = hold
-                self._ended = threading.Event()
-                _DropHook.install()
-                self._send()
-                name = "distlock-abort"
-                thread = DaemonThread(name, self._send_again)
-                with contextlib.suppress(RuntimeError):  # no thread can be started
-                    thread.start()
+            if self._armed:
+                self._give(due)
+                return
+        outer = self._before.get(hold)
+        if outer is not None and isinstance(due, RecalledError):  # it came after the body's end
+            outer(hold)
+
+    def _give(self, due: Interruption | None) -> None:
+        if due is None or isinstance(self._due, (LockLostError, type(due))):
+            return
+        self._due, self.again, self._cancelled = due, False, None
+        _DropHook.install()
+        if self._ended is None:
+            self._ended = threading.Event()
+            thread = DaemonThread("distlock-abort", self._send_again)
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                thread.start()
+        self._send()
 
     def _send(self) -> None:
-        if self._deliver.send():
-            self._told = True
+        if self._deliver.is_certain:  # before: it may be raised in this very thread
+            self._told = self._due
+        self._deliver.send()
 
     def _send_again(self) -> None:
         assert self._ended is not None
         while not self._ended.wait(AGAIN):
             with self._mutex:
                 if self._armed and self.again:
-                    self.again = self._told = False
+                    self.again, self._told = False, None
                     self._send()
 
-    def loss(self) -> LockLostError:
-        """Return the error that describes the loss."""
-        assert self._lost is not None
-        return self._lost.loss()
+    def interruption(self) -> Interruption:
+        """Return a new error for what is due."""
+        assert self._due is not None
+        return type(self._due)(*self._due.args)
 
-    def take(self) -> LockLostError | None:
+    def take(self) -> Interruption | None:
         """Return the error to raise in the guarded thread now; only once."""
-        if self._armed and self._lost is not None and not self._told:
-            self._told, self.again = True, False
-            self.raised = error = self._lost.loss()
+        due = self._due
+        if self._armed and due is not None and self._told is not due:
+            self._told, self.again = due, False
+            self.raised = error = type(due)(*due.args)
             return error
         return None
 
@@ -195,14 +240,14 @@ class Guard:
     def _cancel(self, main: Main) -> None:
         if not self._armed or self._cancelled is main:
             return
-        if main.cancel(f"lock {shown(self.loss().key)!r} was lost"):
+        if main.cancel(str(self._due)):
             self._cancelled = main
         else:
             self.again = True  # the task has ended, and the body goes on
 
     def put_off(self) -> None:
         """Defer what there is to raise in the guarded thread, for a short time."""
-        if self._armed and self._lost is not None and not self._told:
+        if self._armed and self._due is not None and self._told is not self._due:
             self.again = True
 
 
@@ -244,15 +289,14 @@ class _DropHook:
 class _BySignal:
     """Delivers to the main thread."""
 
+    is_certain = False  # whether what it sends is raised, unless `finish` reports otherwise
     ready_in = 0  # the process in which the handler is in place
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
 
-    def send(self) -> bool:
-        """Return whether it is certain to be raised unless :meth:`finish` reports otherwise."""
+    def send(self) -> None:
         signal.pthread_kill(self._thread, SIGNAL)
-        return False
 
     def finish(self) -> bool:
         return False
@@ -263,11 +307,16 @@ class _BySignal:
             for guard in _guards_here():
                 guard.put_off()
             return
-        for guard in _guards_here():
-            error = guard.take()
-            if error is not None:
-                guard.tell_loop(frame)
-                raise error
+        raise_what_is_due(frame)
+
+
+def raise_what_is_due(frame: FrameType | None) -> None:
+    """Raise what is due in this thread, and was not raised before; *frame* is where."""
+    for guard in _guards_here():
+        error = guard.take()
+        if error is not None:
+            guard.tell_loop(frame)
+            raise error
 
 
 def _has_just_entered(frame: FrameType | None) -> bool:
@@ -280,13 +329,14 @@ def _has_just_entered(frame: FrameType | None) -> bool:
 class _ByLoop:
     """Delivers to any other thread of Python 3.14: the event loop cancels the task that it runs."""
 
+    is_certain = False
+
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._thread = threading.get_ident()
 
-    def send(self) -> bool:
+    def send(self) -> None:
         self._guard.tell_loop(frame_of(self._thread), always=True)
-        return False
 
     def finish(self) -> bool:
         return False
@@ -295,20 +345,21 @@ class _ByLoop:
 class _ByAsyncException:
     """Delivers to any other thread."""
 
+    is_certain = True
+
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._thread = threading.get_ident()
         self._sent = False
 
-    def send(self) -> bool:
+    def send(self) -> None:
         self._sent = True
-        self._guard.raised = loss = _without_arguments(self._guard.loss())
+        self._guard.raised = thrown = _without_arguments(self._guard.interruption())
         frame = frame_of(self._thread)
         self._guard.tell_loop(frame)
-        target, exception = ctypes.c_ulong(self._thread), ctypes.py_object(loss)
-        sent = bool(_set_exception(target, exception))
+        target, exception = ctypes.c_ulong(self._thread), ctypes.py_object(thrown)
+        _set_exception(target, exception)
         wake_loop(frame, self._guard.is_around)
-        return sent
 
     def finish(self) -> bool:
         if not self._sent:
@@ -316,38 +367,42 @@ class _ByAsyncException:
         try:
             for _ in range(100):  # a pending exception is raised at one of these iterations
                 pass
-        except LockLostError:
+        except Interruption:
             return True
         return False
 
 
-def _without_arguments(loss: LockLostError) -> type[LockLostError]:
-    """Return a class whose objects are like *loss*: Python throws a class into a thread."""
+def _without_arguments(due: Interruption) -> type[Interruption]:
+    """Return a class whose objects are like *due*: Python throws a class into a thread."""
+    kind = type(due)
 
-    class OneLossError(LockLostError):
+    class OneInterruption(kind):  # type: ignore[misc,valid-type]
+        made_for = due  # which can be pickled
+
         def __init__(self) -> None:
-            super().__init__(*loss.args)
+            super().__init__(*due.args)
 
-    OneLossError.__name__ = OneLossError.__qualname__ = LockLostError.__name__
-    return OneLossError
+    OneInterruption.__name__ = OneInterruption.__qualname__ = kind.__name__
+    return OneInterruption
 
 
 class _ByGreenlet:
     """Delivers to a greenlet: *soon* makes its loop call a function, and *throw* raises in it."""
 
+    is_certain = False
+
     def __init__(
         self,
         guard: Guard,
         soon: Callable[[Callable[[], None]], object],
-        throw: Callable[[LockLostError], object],
+        throw: Callable[[Interruption], object],
     ) -> None:
         self._guard = guard
         self._soon = soon
         self._throw_in = throw
 
-    def send(self) -> bool:
+    def send(self) -> None:
         self._soon(self._throw)
-        return False
 
     def _throw(self) -> None:
         error = self._guard.take()

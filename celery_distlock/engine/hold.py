@@ -21,7 +21,13 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from celery_distlock import clock
-from celery_distlock.errors import ConfigurationError, LockLostError, StoreError
+from celery_distlock.errors import (
+    ConfigurationError,
+    Interruption,
+    LockLostError,
+    RecalledError,
+    StoreError,
+)
 from celery_distlock.key import MAX_REST, Key
 from celery_distlock.naming import RESTING, shown
 from celery_distlock.process.forks import ForkStage, PerProcess
@@ -164,6 +170,10 @@ class Hold:
             undone.
         changing: Taken by a thread that upgrades or downgrades it, so that they do so in turn.
         begun: Whether anything has run under it, as far as known at the release.
+        recalled: Whether its holder is asked to leave. It still has the key.
+        recalled_by: Why, in words.
+        stops: Whether a recall interrupts what runs under it.
+        on_interrupted: Called with the hold once :meth:`interruption` returns another error.
     """
 
     __slots__ = (
@@ -184,15 +194,18 @@ class Hold:
         "key",
         "label",
         "on_event",
-        "on_lost",
+        "on_interrupted",
         "own_channel",
         "owner",
+        "recalled",
+        "recalled_by",
         "redelivered",
         "retain",
         "run",
         "sharing",
         "slot",
         "state",
+        "stops",
         "store",
         "takers",
         "terms",
@@ -251,7 +264,10 @@ class Hold:
         self._waited_for = waited_for
         self.valid_until = 0.0
         self.on_event = on_event
-        self.on_lost: Callable[[Hold], None] | None = None
+        self.on_interrupted: Callable[[Hold], None] | None = None
+        self.recalled = False
+        self.recalled_by = ""
+        self.stops = False
         self.keeper: Keeper | None = None
         self.turns: Any = None  # the turns of a loop's tasks in this thread: see `owners`
         self._extended_until = 0.0
@@ -461,13 +477,36 @@ class Hold:
             self.state = HoldState.LOST
             self._loss_reason = reason
             # A callback that is set later checks the state itself, or has a later grant.
-            on_lost = self.on_lost
+            receiver = self.on_interrupted
+        self._interrupt(receiver, tell, "lock_lost", reason=reason)
+
+    def recall(self, by: str = "", tell: Teller = at_once) -> None:
+        """Ask its holder to leave, without taking the key. Reported once, as a loss is."""
+        with self._mutex:
+            if self.state is not HELD or self.recalled:
+                return
+            self.recalled_by = by
+            self.recalled = True
+            receiver = self.on_interrupted if self.stops else None
+        self._interrupt(receiver, tell, "lock_recalled", by=by)
+
+    def _interrupt(
+        self, receiver: "Callable[[Hold], None] | None", tell: Teller, what: str, **facts: Any
+    ) -> None:
         held = self.held_for
         try:  # first: a signal's receiver may hang or raise
-            if on_lost is not None:
-                on_lost(self)
+            if receiver is not None:
+                receiver(self)
         finally:
-            tell(self._report("lock_lost", reason=reason, held=held))
+            tell(self._report(what, **facts, held=held))
+
+    def interruption(self) -> Interruption | None:
+        """Return the error that what runs under it must end with now; None: it goes on."""
+        if self.state is HoldState.LOST:
+            return self.loss()
+        if self.recalled and self.stops:
+            return RecalledError(self.key, self.token, self.recalled_by)
+        return None
 
     def why_lost(self, otherwise: str, *, patience: float = 0.0) -> str:
         """Return the operator's action that took the key, by `Audit.why_lost`, or *otherwise*."""

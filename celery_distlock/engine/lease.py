@@ -1,5 +1,6 @@
 """The view of a hold for the code that runs under it."""
 
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -8,6 +9,7 @@ from celery_distlock.key import MAX_REST
 from celery_distlock.naming import shown
 from celery_distlock.settings import MAX_LEASE
 
+from .abort import raise_what_is_due
 from .hold import Hold
 from .upgrading import downgrade_all, upgrade_all
 
@@ -116,6 +118,9 @@ class Lease:
         only a resource that compares fencing tokens is safe against a process that stops right
         here.
 
+        Raises :exc:`~celery_distlock.errors.RecalledError` if the run is recalled and that was not
+        raised in it before.
+
         Raises :exc:`~celery_distlock.errors.LockNotOwnedError` where nothing is held and the code
         does not run unlocked on purpose: outside of its task, for example.
         """
@@ -123,6 +128,8 @@ class Lease:
             raise LockNotOwnedError("no lock is held here: this does not run as a locked task")
         for hold in self._holds:
             hold.ensure_held()
+        if any(hold.recalled for hold in self._holds):
+            raise_what_is_due(sys._getframe())
 
     def extend(self, seconds: float) -> None:
         """

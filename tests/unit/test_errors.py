@@ -42,7 +42,7 @@ def test_there_is_an_example_of_every_error():
         (errors.QueueFullError, [errors.LockConflictError]),
         (errors.DuplicateTaskError, [errors.LockError]),
         (errors.LockKeyError, [errors.LockError, ValueError]),
-        (errors.LockLostError, [errors.LockError]),
+        (errors.LockLostError, [errors.LockError, errors.Interruption]),
         (errors.LockNotOwnedError, [errors.LockError, RuntimeError]),
         (errors.StoreError, [errors.DistlockError]),
         (errors.StoreUnavailableError, [errors.StoreError]),

@@ -235,7 +235,7 @@ def test_a_refused_renewal_ends_the_belief_at_once(hold, events, outcome, reason
 
 def test_a_loss_is_reported_once(hold, events, now):
     lost = []
-    hold.on_lost = lost.append
+    hold.on_interrupted = lost.append
 
     hold.lose("first")
     hold.lose("second")

@@ -192,7 +192,7 @@ def test_a_loss_is_reported_to_the_holder_though_a_log_s_handler_raises():
     store, dog = Patience(), Watchdog()
     holds = [held(store, 0.3), held(store, 0.4)]
     for hold in holds:
-        hold.on_event, hold.on_lost = log, told.append
+        hold.on_event, hold.on_interrupted = log, told.append
         dog.watch(hold)
 
     wait_until(lambda: len(told) == 2, what="both losses")
@@ -203,7 +203,7 @@ def test_a_loss_is_reported_to_the_holder_though_a_receiver_of_its_signal_hangs(
     gate = threading.Event()
     store, dog = Patience(), Watchdog()
     hold = held(store, 0.3)
-    hold.on_event, hold.on_lost = lambda *_, **__: gate.wait(60.0), told.append
+    hold.on_event, hold.on_interrupted = lambda *_, **__: gate.wait(60.0), told.append
 
     dog.watch(hold)
 
@@ -225,7 +225,7 @@ def test_a_loss_is_reported_to_the_holder_though_a_renewal_hangs_beyond_its_pati
     store, dog = Resolving(), Watchdog()
     holds = [held(store, 0.3), held(store, lease)]
     for hold in holds:
-        hold.on_lost = told.append
+        hold.on_interrupted = told.append
         dog.watch(hold)
 
     try:
@@ -319,7 +319,7 @@ def test_losses_are_reported_to_the_holders_while_receivers_and_the_log_hang(han
     store, dog = Patience(), Watchdog()
     holds = [held(store, lease) for lease in (0.3, 0.6)]
     for hold in holds:
-        hold.on_event, hold.on_lost = lambda *_, **__: hanging.wait(60.0), told.append
+        hold.on_event, hold.on_interrupted = lambda *_, **__: hanging.wait(60.0), told.append
         dog.watch(hold)
 
     wait_until(lambda: told == holds, what="both losses")
@@ -352,7 +352,7 @@ def away():
 def test_a_loss_is_reported_to_the_holder_while_the_log_hangs_at_the_stores_report(hanging, away):
     told: list[Hold] = []
     dog, hold = Watchdog(), held(away, 0.6)
-    hold.on_lost = told.append
+    hold.on_interrupted = told.append
 
     dog.watch(hold)
 
