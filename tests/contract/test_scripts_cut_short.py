@@ -9,7 +9,7 @@ from celery_distlock.stores import ReleaseRequest, SendRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.values import Completion, Ownership, ParkRequest, RenewOutcome, Want
-from celery_distlock.testing.contract.actions import BUSY, all_of, ask, runs_of, take
+from celery_distlock.testing.contract.actions import BUSY, all_of, ask, runs_of, take, wait_for
 from tests.breaking import BreakingServer, Fault, Mishap
 from tests.contract.parts.actions import park
 
@@ -104,3 +104,18 @@ def test_lanes_have_their_turns(store, command, number):
         assert [each for each in order if each % 2 == lane] == list(range(lane, 8, 2))
         for begin in range(6):
             assert {each % 2 for each in order[begin : begin + 3]} == {0, 1}
+
+
+@pytest.mark.parametrize("command", range(48))
+def test_one_that_waits_blocked_has_its_turn(store, command):
+    take(store, "k", "holder")
+    for run in ("a1", "a2"):
+        want = Want(1, 1, (), 1, "a")
+        store.calls.send(SendRequest("k", run, ParkRequest(b"m"), want=want))
+
+    cut_short(store, command)
+    waiter = wait_for(store, "k", "blocked")
+    store.release(ReleaseRequest("k", "holder"))
+
+    take(store, "k", "blocked", queue=waiter.inbox)
+    assert runs_of(all_of(store.release(ReleaseRequest("k", "blocked")).wake)) == ["a1"]

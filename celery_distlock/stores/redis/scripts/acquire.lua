@@ -26,8 +26,9 @@
 -- USES records grants limits rates gates runs answers queue
 -- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
 -- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
--- OFTEN place_of new_record go is_in_woken write_run a_holder reply named with_holder answer_second held_by
--- OFTEN answer_claim cause_of waits_for_time is_wanted is_enough claim_opens too_soon terms_for paused resting limit_now
+-- OFTEN place_of new_record go enqueue is_in_woken write_run a_holder reply named with_holder
+-- OFTEN answer_second held_by answer_claim cause_of waits_for_time is_wanted is_enough claim_opens too_soon
+-- OFTEN terms_for paused resting limit_now
 -- OFTEN read_limit pass write_grant row_of integer outlive claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
@@ -105,10 +106,7 @@ end
 local function wait_again(stands)
     local of = leaves and record(run)
     if of and not of.k and stands > 0 then
-        enter_lane('p:' .. run, integer(stands), of.w)
-        redis.call('ZADD', QUEUE, 'NX', integer(stands), 'p:' .. run)
-        key.head, of.y = nil, true
-        write_run(run, of)
+        queue_again(run, of, stands)
     end
 end
 
@@ -125,16 +123,13 @@ local function join(stands)
         go(run, of, 'waiting', nil, envelope)
         return stands
     end
-    local is_new = redis.call('ZADD', QUEUE, 'NX', integer(stands), member) == 1
-    key.head = nil
-    if is_new and (last_turn() or string.find(want.text, '@', 1, true)) then
-        enter_lane(member, integer(stands), want.text)
-    end
+    local known = arrival > 0 and redis.call('ZSCORE', QUEUE, member)
+    local is_new = not known and enqueue(member, integer(stands), want.text)
     if want.text ~= '' then
         redis.call('HSET', TASKS, 'w:' .. member, want.text)
         key.tasks['w:' .. member] = want.text
     end
-    return is_new and stands or tonumber(redis.call('ZSCORE', QUEUE, member))
+    return is_new and stands or tonumber(known or redis.call('ZSCORE', QUEUE, member))
 end
 
 local function answer_wait(stands)

@@ -105,12 +105,6 @@ local function index_queue(are_plain)
     end
 end
 
--- Removes a waiter from its lane. If it is missed here, its entry is obsolete.
-local function leave_lane(member, place, want_text)
-    redis.call('ZREM', LANES, place_entry(lane_in(want_text) or '', place, member))
-end
-
--- Adds a waiter to its lane, before it joins the queue.
 local function enter_lane(member, place, want_text)
     local lane = lane_in(want_text)
     if not last_turn() then
@@ -120,11 +114,32 @@ local function enter_lane(member, place, want_text)
         redis.call('DEL', LANES) -- a script was interrupted
         key.tasks.turn = '0'
         index_queue(true)
-        leave_lane(member, place) -- it has just joined the queue
         redis.call('HSET', TASKS, 'turn', '0')
     end
     redis.call('ZADD', LANES, 0, place_entry(lane or '', place, member))
     open_lane(lane or '')
+end
+
+-- Adds a waiter to the queue; before that, to its lane: then an interrupted script leaves an obsolete entry,
+-- and no waiter without one. Returns whether it is new.
+local function enqueue(member, place, want_text)
+    key.head = nil
+    if key.tasks.turn ~= false or string.find(want_text or '', '@', 1, true) then
+        enter_lane(member, place, want_text)
+    end
+    return redis.call('ZADD', QUEUE, 'NX', place, member) == 1
+end
+
+-- Removes a waiter from the queue, then from its lane. Returns whether it was there.
+local function dequeue(member, place, want_text)
+    if key.head and key.head[1] == member then
+        key.head = nil
+    end
+    local was_there = redis.call('ZREM', QUEUE, member) == 1
+    if key.tasks.turn then
+        redis.call('ZREM', LANES, place_entry(lane_in(want_text) or '', place, member))
+    end
+    return was_there
 end
 
 -- Adds a waiter that is served before those of all lanes, as it has had its turn.

@@ -55,25 +55,23 @@ local function note_route(run, of)
     note_woken(run, '', { route = of.k, givers = givers })
 end
 
--- Removes a waiter from the queue. Returns whether it was there.
+local function run_of(member)
+    return string.match(member, '^p:(.*)$')
+end
+
+-- Removes a waiter and its want. Returns whether it was in the queue.
 local function strike(member)
-    key.head = nil
-    local is_blocked = string.sub(member, 1, 2) == 'b:'
-    local place = is_blocked and last_turn() and redis.call('ZSCORE', QUEUE, member)
-    local want_text = is_blocked and field('w:' .. member)
-    if want_text then
+    local run = run_of(member)
+    local of = run and record(run)
+    local place, want_text = of and of.p, of and of.w
+    if not run then
+        place, want_text = last_turn() and redis.call('ZSCORE', QUEUE, member), field('w:' .. member)
+    end
+    if want_text and not run then
         redis.call('HDEL', TASKS, 'w:' .. member)
         key.tasks['w:' .. member] = false
     end
-    local was_there = redis.call('ZREM', QUEUE, member) == 1
-    if place then
-        leave_lane(member, place, want_text)
-    end
-    return was_there
-end
-
-local function run_of(member)
-    return string.match(member, '^p:(.*)$')
+    return dequeue(member, place, want_text)
 end
 
 local function want_of(member)
@@ -132,10 +130,7 @@ local function step_back(grant)
     local run = string.match(grant.owner, '^parked:(.*)$')
     local of = run and record(run)
     if of and not of.k and grant.stage == RESERVED then
-        enter_lane('p:' .. run, integer(grant.place), of.w)
-        redis.call('ZADD', QUEUE, 'NX', integer(grant.place), 'p:' .. run)
-        key.head, of.y = nil, true
-        write_run(run, of)
+        queue_again(run, of, grant.place)
     elseif of and of.s == 'kept' then
         forget_run(run)
     end
@@ -289,7 +284,7 @@ local function wake(run, of, place, want)
     if not reserve(reserved_owner(run), run, place, claim_ms(), want) then
         return false
     elseif of.s == 'woken' then
-        redis.call('ZREM', QUEUE, 'p:' .. run) -- it was queued again while in flight
+        dequeue('p:' .. run, place, of.w) -- it was queued again while in flight
     else
         go(run, of, 'woken', now_ms + UNSENT_MS)
         send(run, of, field('e:' .. run))
@@ -311,7 +306,7 @@ local function offer_to_run(member, place)
     local needs_more = of and of.k
     local is_next = of and (of.s == 'waiting' or (of.s == 'woken' and not needs_more))
     if not is_next or not (needs_more or field('e:' .. run)) then -- else a script was interrupted
-        redis.call('ZREM', QUEUE, member)
+        dequeue(member, place, of and of.w)
         return 'gone'
     end
     local held, want = held_by(run), want_in(of.w)

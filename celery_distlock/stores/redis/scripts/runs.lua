@@ -72,23 +72,24 @@ local function go(run, of, state, at_ms, envelope)
     local was = of.s
     of.s, key.head = state, nil
     if state == 'waiting' then
-        if key.tasks.turn ~= false or string.find(of.w or '', '@', 1, true) then
-            enter_lane('p:' .. run, of.p, of.w)
-        end
-        redis.call('ZADD', QUEUE, 'NX', of.p, 'p:' .. run)
+        enqueue('p:' .. run, of.p, of.w)
     elseif at_ms then
         redis.call('ZADD', WOKEN, integer(at_ms), run)
     end
     write_run(run, of, envelope)
     local leaves = was == 'waiting' or (of.y and state == 'settling') -- it had stepped back
     if leaves and state ~= 'waiting' then
-        redis.call('ZREM', QUEUE, 'p:' .. run)
-        if key.tasks.turn then
-            leave_lane('p:' .. run, of.p, of.w)
-        end
+        dequeue('p:' .. run, of.p, of.w)
     elseif is_in_woken(was) and not is_in_woken(state) then
         redis.call('ZREM', WOKEN, run)
     end
+end
+
+-- Queues a run again that is in flight, at its place.
+local function queue_again(run, of, place)
+    enqueue('p:' .. run, integer(place), of.w)
+    of.y = true
+    write_run(run, of)
 end
 
 -- Returns the place of a request that arrived at `arrival` (0: now), at most the present time. If the
@@ -122,14 +123,8 @@ local function forget_run(run)
         return false
     end
     key.runs[run], key.tasks['r:' .. run], key.tasks['e:' .. run] = false, false, false
-    if key.head and key.head[1] == 'p:' .. run then
-        key.head = nil
-    end
     if not of or of.y or not is_in_woken(of.s) then
-        redis.call('ZREM', QUEUE, 'p:' .. run)
-        if key.tasks.turn and of then
-            leave_lane('p:' .. run, of.p, of.w)
-        end
+        dequeue('p:' .. run, of and of.p, of and of.w)
     end
     if not of or of.s ~= 'waiting' then
         redis.call('ZREM', WOKEN, run)
