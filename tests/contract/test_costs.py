@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -22,7 +22,14 @@ from celery_distlock.stores.values import (
     Status,
     Want,
 )
+from celery_distlock.testing.contract.actions import all_of, runs_of
 from tests.rewriting import RewrittenServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 FEW, MANY = 300, 10_000  # a few hundred of some things are looked through at once
 BOUND = 64  # commands and words that one case may have more than the other
@@ -249,6 +256,45 @@ def test_a_free_key_costs_few_commands(want, most):
         assert store.release(ReleaseRequest("k", "a")).released
 
     assert server.commands == most
+
+
+def test_no_request_adds_a_long_queue_to_the_index_of_lanes_at_once():
+    store = MemoryStore("memory://", "p")
+    store._servers.server = server = CountingServer()
+    waiters(store, MANY)
+    queue = server.keys._keys[name_of(store, "k", "queue")].value
+    for number, member in enumerate(sorted(queue.scores, key=queue.scores.__getitem__)):
+        queue.scores[member] = 1e15 + number // 3  # some have the same place
+    queue._order = None
+    line = sorted(queue.scores, key=lambda member: (queue.scores[member], member))
+    owner, run, order, costs = "holder", "held:0:0:0", [], []
+
+    def count(act: Callable[[U], T], request: U) -> T:
+        server.commands = server.words = 0
+        answer = act(request)
+        costs.append(Cost(server.commands, server.words))
+        return answer
+
+    for number in range(40):
+        laned = SendRequest("k", f"lane{number}:0:0:0", PARKED, Want(lane="a"))
+        count(store.calls.send, laned)
+    for _ in range(80):
+        done = ReleaseRequest("k", owner, run, Completion.YES)
+        (run,) = runs_of(all_of(count(store.release, done).wake))
+        owner = f"o-{run}"
+        want = Want(lane="a") if run.startswith("lane") else ALONE
+        claim = AcquireRequest("k", owner, 60.0, run=run, redelivered=True, want=want)
+        assert count(store.acquire, claim).status is Status.GRANTED
+        order.append(run)
+
+    assert order[::2] == [member[2:].decode() for member in line[:40]]
+    assert order[1::2] == [f"lane{number}:0:0:0" for number in range(40)]
+    index = server.keys._keys[name_of(store, "k", "lanes")].value
+    entries = sum(entry.startswith(b"w") for entry in index.scores)
+    assert 0 <= entries - len(queue.scores) <= 1  # the last one that was served may be obsolete
+    assert len(queue.scores) == MANY - 40
+    assert max(cost.commands for cost in costs) < 50
+    assert max(cost.words for cost in costs) < 2000
 
 
 class MakingServer(RewrittenServer):

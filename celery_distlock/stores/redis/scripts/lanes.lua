@@ -3,7 +3,8 @@
 -- KEYS lock queue tasks woken fence done rate lanes
 --
 -- tasks  turn: the tag of the last start, while a waiter has asked for a lane. Then each waiter is in a
---        lane: in the lane '' if it has asked for none
+--        lane: in the lane '' if it has asked for none. While the index lacks earlier waiters, also the
+--        place up to which the queue is in it, and the number of waiters at that place that are
 -- lanes  zset, all with score 0: an index of the queue. Lanes have no blanks, tags and places 16 digits.
 --        w<lane> <place><member>: a waiter; obsolete if that is not its place in the queue
 --        t<tag> <lane>: a lane with waiters; the one with the lowest tag has its turn. i<tag> <lane>: a
@@ -13,7 +14,7 @@
 
 local PLAIN = 1000 -- added to the tag of a lane with share 1 for each unit
 local MOST_STALE = 1000 -- obsolete entries that are removed in one step
-local MANY_WAITERS = 1000 -- read at once
+local STEP = 200 -- waiters that a request adds to the index, while some are missing
 local SWEPT = 16 -- one of this many turns removes lanes without waiters whose tags have passed
 
 -- Returns the lane and the share (in thousandths) at the end of a want, after an @; nothing if there is none.
@@ -27,11 +28,22 @@ local function last_turn()
     if key.tasks.turn == nil then
         fetch('limit', 'turn')
     end
-    return key.tasks.turn
+    return key.tasks.turn and known_number(string.match(key.tasks.turn, '^%d+'))
 end
 
 local function digits(number)
     return string.format('%016.0f', math.max(0, math.min(number, EXACT)))
+end
+
+-- Notes the tag of the last start, and up to where waiters are in the index: nothing if all are.
+local function note_turn(tag, indexed)
+    key.tasks.turn = digits(tag) .. (indexed and ' ' .. indexed or '')
+    redis.call('HSET', TASKS, 'turn', key.tasks.turn)
+end
+
+-- Returns up to where waiters are in the index; nothing if all are.
+local function indexed_to()
+    return string.match(key.tasks.turn or '', '^%d+ (%d+ %d+)$')
 end
 
 local function place_entry(lane, place, member)
@@ -78,31 +90,39 @@ local function lanes_of(members)
         names[number] = string.sub(member, 1, 2) == 'p:' and 'r:' .. string.sub(member, 3) or 'w:' .. member
     end
     for number, text in ipairs(redis.call('HMGET', TASKS, unpack(names))) do
-        local is_read, of = pcall(cjson.decode, text or '')
-        lanes[number] = lane_in(is_read and type(of) == 'table' and of.w or text or '') or ''
+        local is_in_lane, is_read, of = text and string.find(text, '@', 1, true), true, { w = text }
+        if is_in_lane and string.sub(names[number], 1, 2) == 'r:' then
+            is_read, of = pcall(cjson.decode, text)
+        end
+        lanes[number] = is_in_lane and is_read and type(of) == 'table' and lane_in(of.w) or ''
     end
     return lanes
 end
 
--- Adds all waiters to the index. With `are_plain` none has asked for a lane.
-local function index_queue(are_plain)
-    local from, seen = 0, {}
-    repeat
-        local members = redis.call('ZRANGE', QUEUE, from, from + MANY_WAITERS - 1)
-        local lanes, added = are_plain and {} or (members[1] and lanes_of(members)) or {}, {}
-        for number, member in ipairs(members) do
-            local lane = lanes[number] or ''
-            local place = redis.call('ZSCORE', QUEUE, member)
-            added[2 * number - 1], added[2 * number], seen[lane] = 0, place_entry(lane, place, member), true
-        end
-        if added[1] then
-            redis.call('ZADD', LANES, unpack(added))
-        end
-        from = from + MANY_WAITERS
-    until #members < MANY_WAITERS
+-- Adds some of the missing waiters to the index, the first of the queue first: more than one request serves.
+local function index_some()
+    local from, skipped = string.match(indexed_to() or '', '^(%d+) (%d+)$')
+    if not from or key.has_indexed then
+        return
+    end
+    key.has_indexed = true
+    local found = redis.call('ZRANGE', QUEUE, from, '+inf', 'BYSCORE', 'LIMIT', skipped, STEP, 'WITHSCORES')
+    local members, added, seen = {}, {}, {}
+    for i = 1, #found, 2 do
+        members[#members + 1] = found[i]
+    end
+    for number, lane in ipairs(members[1] and lanes_of(members) or {}) do
+        added[#added + 1], seen[lane] = 0, true
+        added[#added + 1] = place_entry(lane, found[2 * number], members[number])
+    end
+    if added[1] then
+        redis.call('ZADD', LANES, unpack(added))
+    end
     for lane in pairs(seen) do
         open_lane(lane)
     end
+    local to = #members == STEP and integer(found[#found])
+    note_turn(last_turn(), to and to .. ' ' .. (to == from and skipped + STEP or 0) or nil)
 end
 
 local function enter_lane(member, place, want_text)
@@ -112,10 +132,9 @@ local function enter_lane(member, place, want_text)
             return
         end
         redis.call('DEL', LANES) -- a script was interrupted
-        key.tasks.turn = '0'
-        index_queue(true)
-        redis.call('HSET', TASKS, 'turn', '0')
+        key.tasks.turn, key.has_indexed = digits(0) .. ' 0 0', nil
     end
+    index_some()
     redis.call('ZADD', LANES, 0, place_entry(lane or '', place, member))
     open_lane(lane or '')
 end
@@ -173,6 +192,9 @@ end
 -- Returns the first waiter of the lane that has its turn, and its place; nothing if there is none. With
 -- `only_looks` it changes nothing.
 local function first_in_turn(only_looks)
+    if not only_looks then
+        index_some()
+    end
     for number = 0, MOST_STALE do
         local turn = between('t', 'u', only_looks and number or 0, 1)[1]
         local mark, lane = string.match(turn or '', '^(t%d+) (.*)$')
@@ -208,15 +230,14 @@ local function pass_turn(want, has_left)
     local lane, share = lane_in(want.text)
     lane, share = lane or '', math.max(1, share or PLAIN)
     local turn = key.turn and key.turn.lane == lane and key.turn
-    local before = turn and turn.mark or mark_of(lane) or 't' .. digits(known_number(last))
+    local before = turn and turn.mark or mark_of(lane) or 't' .. digits(last)
     -- A lane that had no waiters does not make up for that time.
-    local tag, kind = math.max(known_number(last), known_number(string.sub(before, 2))), string.sub(before, 1, 1)
+    local tag, kind = math.max(last, known_number(string.sub(before, 2))), string.sub(before, 1, 1)
     kind = has_left and turn and not turn.has_more and 'i' or kind
     mark_lane(lane, before, kind .. digits(tag + math.ceil(needed(want) * PLAIN * PLAIN / share)))
     key.turn = nil
-    if turn and tag > known_number(last) then
-        redis.call('HSET', TASKS, 'turn', integer(tag))
-        key.tasks.turn = integer(tag)
+    if turn and tag > last then
+        note_turn(tag, indexed_to())
     end
     if math.floor(now) % SWEPT == 0 then
         for _, entry in ipairs(between('i', 'i' .. digits(tag), 0, 2 * SWEPT)) do
@@ -232,7 +253,9 @@ local function mend_lanes()
     if last_turn() then
         end_lanes()
     end
-    if last_turn() and redis.call('ZLEXCOUNT', LANES, '[w', '(x') < redis.call('ZCARD', QUEUE) then
-        index_queue()
+    local is_complete = last_turn() and not indexed_to()
+    if is_complete and redis.call('ZLEXCOUNT', LANES, '[w', '(x') < redis.call('ZCARD', QUEUE) then
+        note_turn(last_turn(), '0 0')
+        index_some()
     end
 end
