@@ -94,9 +94,23 @@ class Key:
                 words = f"{name} is from 0 to {MAX_REST:.0f} seconds"
                 raise ConfigurationError(self._wrong(words, name))
         self._check_rates(is_said=is_said)
-        if self.order is not None and not isinstance(self.order, Order):
+        if self.order is not None:
+            self._check_order(self.order)
+
+    def _check_order(self, order: Any) -> None:
+        if not isinstance(order, Order):
             raise ConfigurationError(
                 self._wrong("order is an Order, as in Order('{user}')", "order")
+            )
+        if order.most is not None and self.alone:
+            raise ConfigurationError(
+                f"Key({self.template!r}): {order!r} has a most, and only one at a time holds the"
+                " key; give it a capacity, or shared=True for any number"
+            )
+        if order.most is not None and order.most < self.weight:
+            raise ConfigurationError(
+                f"Key({self.template!r}): weight={self.weight} is more than {order!r} allows its"
+                " lane, so it would never start; raise most, or lower the weight"
             )
 
     def _check_rates(self, *, is_said: bool) -> None:

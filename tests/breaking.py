@@ -332,6 +332,10 @@ class World:
                 assert not any(want.alone for want in beside.values())
                 used = sum(want.units for want in beside.values()) + run.want.units
                 assert used <= run.want.capacity, f"{used} units of {run.want.capacity}"
+            if run.want.most:
+                in_lane = [want.units for want in beside.values() if want.lane == run.want.lane]
+                used = sum(in_lane) + run.want.units
+                assert used <= run.want.most, f"{used} units of {run.want.most} of a lane"
             beside[owner] = run.want
         run.holds, run.is_waiting = taken, False
 

@@ -621,7 +621,8 @@ def want_of(key: Key) -> Want:
     capacity = 0 if key.shared or key.capacity is None else key.capacity
     if order is None:
         return Want(key.weight, capacity, key.rates, key.cost)
-    return Want(key.weight, capacity, key.rates, key.cost, order.lane, round(1000 * order.share))
+    terms = order.lane, round(1000 * order.share), order.most or 0
+    return Want(key.weight, capacity, key.rates, key.cost, *terms)
 
 
 def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:

@@ -80,8 +80,9 @@ def key_wanting(text: str, want: Want) -> Key:
     """Return the key *text* with the capacity, weight, rates and cost of *want*."""
     weight = want.units if want.capacity > 1 else 1
     capacity, cost = want.capacity or None, want.cost if want.rates else 1
-    order = None if want.lane is None else Order(want.lane, share=want.share / 1000)
-    rate = want.rates or None
+    order, rate = None, want.rates or None
+    if want.lane is not None:
+        order = Order(want.lane, share=want.share / 1000, most=want.most or None)
     return Key(text, capacity=capacity, weight=weight, rate=rate, cost=cost, order=order)
 
 

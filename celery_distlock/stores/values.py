@@ -78,6 +78,7 @@ class Want(NamedTuple):
         cost: Number of starts that this request counts as.
         lane: The lane of the queue in which the request waits; None: the queue's order.
         share: The lane's share of the units, in thousandths of that of a request without a lane.
+        most: The number of units that requests of the lane with a `most` may have; 0: any number.
     """
 
     units: int = 1
@@ -86,6 +87,7 @@ class Want(NamedTuple):
     cost: int = 1
     lane: str | None = None
     share: int = 1000
+    most: int = 0
 
     @property
     def alone(self) -> bool:
@@ -109,7 +111,10 @@ class Want(NamedTuple):
         amount = f"{self.units}/{self.capacity}"
         if self.rates:
             amount = f"{amount}/{self.cost}:{write_rates(self.rates)}"
-        return amount if self.lane is None else f"{amount}@{self.share}/{slot_name(self.lane)}"
+        if self.lane is None:
+            return amount
+        terms = f"{self.share}:{self.most}" if self.most else f"{self.share}"
+        return f"{amount}@{terms}/{slot_name(self.lane)}"
 
     @classmethod
     def read(cls, written: str) -> Self | None:
@@ -117,9 +122,9 @@ class Want(NamedTuple):
         parts = _WRITTEN.fullmatch(written)
         if parts is None:
             return None
-        units, capacity, cost, rates, share, lane = parts.groups()
+        units, capacity, cost, rates, share, most, lane = parts.groups()
         amount = int(units), int(capacity)
-        order = (None, 1000) if lane is None else (key_of(lane), int(share))
+        order = (None, 1000, 0) if lane is None else (key_of(lane), int(share), int(most or 0))
         if not cost:
             return cls(*amount, (), 1, *order)
         read = read_rates(rates)
@@ -127,7 +132,7 @@ class Want(NamedTuple):
 
 
 _RATES = r"(?:\d{1,9},\d{1,15},\d{1,9};?){1,9}(?<!;)"
-_ORDER = r"(?:@(\d{1,9})/([^ ]*))?"
+_ORDER = r"(?:@(\d{1,9})(?::(\d{1,9}))?/([^ ]*))?"
 _WRITTEN = re.compile(rf"(\d{{1,9}})/(\d{{1,9}})(?:/(\d{{1,9}}):({_RATES}))?{_ORDER}")
 
 
@@ -224,11 +229,15 @@ class Lane(NamedTuple):
         name: Its name; empty for waiters that have asked for none.
         waiting: The number of its waiters.
         share: Its share of the units, for its next waiter.
+        most: The number of units that it may have, for its next waiter; 0: any number.
+        used: The number of units that it has, if it has a `most`.
     """
 
     name: str
     waiting: int
     share: float
+    most: int = 0
+    used: int = 0
 
 
 class Action(NamedTuple):

@@ -43,6 +43,7 @@ class Grant:
     before: tuple[int, int, int] | None = None  # an upgrade: units, slot and capacity
     start: Terms | None = None  # that is reserved
     started: tuple[int, Terms] | None = None
+    lane: str | None = None  # if it counts against the most of a lane
 
     @property
     def is_reserved(self) -> bool:
@@ -85,10 +86,10 @@ class Queue(dict[str, Member]):
             self[name] = waiter
         return self[name]
 
-    def next(self) -> str | None:
+    def next(self, passed: set[str]) -> str | None:
         if self.lanes is None:
             return min(self, key=self.__getitem__, default=None)
-        return self.lanes.next_of(self)
+        return self.lanes.next_of(self, passed)
 
 
 @dataclass
@@ -149,12 +150,17 @@ class Key:
         """Say whether a request may enter now, or a claim of what is reserved."""
         if not self.may_start(want, reserved) or self.most == 0 or self.rest > self.now:
             return False
-        if not reserved and any(each.upgrades for each in self.grants.values()):
+        if not reserved and (self.is_capped(want) or any(e.upgrades for e in self.grants.values())):
             return False
         others = [each for each in self.grants.values() if each is not reserved]
         of = self.most if self.most is not None else 0 if reserved else want.capacity
         fits = not of or sum(each.units for each in others) + want.counted() <= of
         return not others or (fits and not want.alone and not self.is_alone)
+
+    def is_capped(self, want: Want) -> bool:
+        """Say whether its lane has the most units that it may have."""
+        used = sum(each.units for each in self.grants.values() if each.lane == want.lane)
+        return 0 < want.most < used + want.counted() and used > 0
 
     def terms(self, want: Want) -> Terms | None:
         """Return what rates ask of a start: those of an operator, or else of the request."""
@@ -203,6 +209,7 @@ class Key:
         """Grant what is wanted, with the lowest free slot if it is one unit of several."""
         units = 0 if want.alone else want.counted()
         grant = self.grants[owner] = Grant(owner, run, units, self.now + lasts, place=place)
+        grant.lane = want.lane if want.most and units else None
         self.capacity = want.capacity if want.alone or self.most is None else self.most
         if units == 1 and self.capacity > 1:
             taken = {each.slot for each in self.grants.values()}
@@ -216,15 +223,21 @@ class Key:
                 self.upgrade(grant)
                 self.called.add(grant.owner)
             return False
+        passed: set[str] = set()
         while not self.is_alone:
-            head = self.queue.next()
+            head = self.queue.next(passed)
             if head is None:
-                self.queue.lanes = None
-            if head is None or head in (member, run):
+                self.queue.lanes = self.queue.lanes if self.queue else None
                 return True
-            if run in self.flights if self.queue.lanes else 0 < place < self.queue[head].place:
+            waiter, is_mine = self.queue[head], head in (member, run)
+            is_capped = (is_mine or not self.held_by(waiter.run)) and self.is_capped(waiter.want)
+            if is_mine and not is_capped:
                 return True
-            if not self.serve(head, self.queue[head]):
+            if run in self.flights if self.queue.lanes else 0 < place < waiter.place:
+                return True
+            if is_capped:
+                passed.add(waiter.want.lane or "")
+            elif not self.serve(head, waiter):
                 return False
         return False
 

@@ -42,9 +42,9 @@ class Lanes:
         self.tags[lane] = 0
         self.open.add(lane)
 
-    def next_of(self, queue: dict[str, Member]) -> str | None:
-        """Return the waiter that is next."""
-        for lane in sorted(self.open, key=lambda lane: (self.tags[lane], lane)):
+    def next_of(self, queue: dict[str, Member], passed: set[str]) -> str | None:
+        """Return the waiter that is next, of another lane than those that are *passed*."""
+        for lane in sorted(self.open - passed, key=lambda lane: (self.tags[lane], lane)):
             waiters = [name for name, each in queue.items() if (each.want.lane or "") == lane]
             if waiters:
                 return min(waiters, key=queue.__getitem__)

@@ -18,7 +18,10 @@ __all__ = ["IDENTITY", "LEASE", "TIMES", "Schedule", "Step", "new_schedule"]
 LEASE = 600.0  # seconds
 KEYS = "aaab"
 RUNS = ("r1", "r2", "r3")
-LANES = ("a", 1000), ("b", 3000), (None, 1000)  # of these runs, with their shares
+LANES = (  # of these runs, with their shares, and the most units that they may have
+    (("a", 1000, 0), ("b", 3000, 0), (None, 1000, 0)),
+    (("a", 1000, 1), ("a", 1000, 2), ("b", 1000, 3)),
+)
 IDENTITY = "same"
 TWO, FIVE = Rate(2, per=LEASE, burst=2), Rate(5, per=2 * LEASE, burst=5)
 PLAIN_WANTS = (ALONE, ALONE, Want(1, 0), Want(1, 2), Want(2, 3), Want(9, 3))
@@ -53,12 +56,17 @@ Schedule = tuple[Step, ...]
 class _Draw:
     """What is drawn for one schedule: few wants, so that requests meet."""
 
-    def __init__(self, chance: random.Random, times: tuple[float, ...], *, has_lanes: bool) -> None:
+    def __init__(
+        self,
+        chance: random.Random,
+        times: tuple[float, ...],
+        lanes: tuple[tuple[str | None, int, int], ...],
+    ) -> None:
         self.chance = chance
         self.times = times
         wants = PLAIN_WANTS + RATED_WANTS + (SPACED_WANTS if times else ())
         self.wants = chance.choices(wants, k=chance.randint(1, 3))
-        self.lanes = dict(zip(RUNS, LANES, strict=True)) if has_lanes else {}
+        self.lanes = dict(zip(RUNS, lanes, strict=False))
         self.owners: list[str] = []
 
     def key(self) -> str:
@@ -80,8 +88,8 @@ class _Draw:
     def asks(self, or_none: float = 0.0) -> tuple[str, Want]:
         """Draw a run, and what it wants."""
         run, want = self.run(or_none), self.want()
-        lane, share = self.lanes.get(run, (None, 1000))
-        return run, want if lane is None else want._replace(lane=lane, share=share)
+        lane, share, most = self.lanes.get(run, (None, 1000, 0))
+        return run, want if lane is None else want._replace(lane=lane, share=share, most=most)
 
     def owner(self) -> str:
         self.owners.append(f"o{len(self.owners) + 1}")
@@ -155,8 +163,8 @@ def new_schedule(seed: str, times: tuple[float, ...]) -> Schedule:
         seed: Any text.
         times: The seconds that may pass; none where time passes by itself.
     """
-    has_lanes = random.Random(f"{seed}: lanes").random() < 1 / 3
-    draw = _Draw(random.Random(seed), times, has_lanes=has_lanes)
+    lanes = random.Random(f"{seed}: lanes").choice(((), (), *LANES))
+    draw = _Draw(random.Random(seed), times, lanes)
     verbs = [each for each in VERBS if times or each[0] not in ("time", "sweep")]
     names, weights = zip(*verbs, strict=True)
     steps: list[Step] = []

@@ -8,7 +8,7 @@ import time
 import traceback
 from typing import Any
 
-from celery_distlock import Key, LockedTask, Rate, clock, install
+from celery_distlock import Key, LockedTask, Order, Rate, clock, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -54,6 +54,8 @@ def note(task: Any, pause: float, gate: str = "") -> None:
             "units": hold.want.units,
             "capacity": hold.want.capacity,
             "slot": hold.slot,
+            "lane": hold.want.lane,
+            "most": hold.want.most,
             "task": task.request.id,
         }
         for hold in task.lock._holds
@@ -76,6 +78,20 @@ use_by_code = locked(lambda key, *_, **__: Key(key, capacity=3), name="use_by_co
 use_waiting = locked(THREE, name="use_waiting", lock_on_conflict="wait", lock_wait=60.0)(stay)
 use_or_skip = locked(TWO, name="use_or_skip", lock_on_conflict="skip")(stay)
 use_late = locked(TWO, name="use_late", acks_late=True)(stay)
+
+
+IN_LANES = Key("{key}", capacity=3, order=Order("{lane}", most=2))
+
+
+@locked(IN_LANES)
+def use_in_lane(self: Any, key: str, lane: str, pause: float = 0.02, gate: str = "") -> None:
+    note(self, pause, gate)
+
+
+@locked(IN_LANES)
+def die_in_lane(self: Any, key: str, lane: str, gate: str) -> None:
+    journal.write(f"begun:{gate}", [os.getpid(), self.request.id])
+    journal.pass_gate(gate)
 
 
 @locked([Key("{a}", capacity=2), Key("{b}", shared=True), "{c}"])

@@ -114,6 +114,14 @@ def lanes(world):
     world.ends(first)
 
 
+def lanes_at_their_most(world):
+    wants = [Want(1, 9, lane=lane, most=2) for lane in "aaab"]
+    runs = [world.comes("k", want=want) for want in wants]
+    runs += [world.sends("k", want=want) for want in wants]
+    for run in runs:
+        world.ends(run)
+
+
 def several_keys_step_by_step(world):
     # As where they are in several slots.
     world.store.parking.try_all = lambda request, counts: None
@@ -198,6 +206,7 @@ def all_in_one_step(world):
 
 SCENARIOS = [
     lanes,
+    lanes_at_their_most,
     *(threads, calls, changes, times, all_in_one_step, drops, several_keys_step_by_step),
     threads_alone,
     one_after_the_other,

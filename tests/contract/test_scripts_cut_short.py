@@ -119,3 +119,33 @@ def test_one_that_waits_blocked_has_its_turn(store, command):
 
     take(store, "k", "blocked", queue=waiter.inbox)
     assert runs_of(all_of(store.release(ReleaseRequest("k", "blocked")).wake)) == ["a1"]
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("command", range(48))
+def test_a_lane_never_has_more_than_its_most(store, command, number):
+    want = Want(1, 9, (), 1, "a", 1000, 2)
+    ready, holds, ended = [], [], []
+    for each in range(6):
+        if each == number + 2:
+            cut_short(store, command)
+        store.calls.send(SendRequest("k", f"r{each}", ParkRequest(b"m"), want=want))
+    while len(ended) < 6:
+        ready = [
+            each.run for each in store.inspect("k").holders if each.owner.startswith("parked:")
+        ]
+        if len(ended) == number:
+            cut_short(store, command)
+        for run in ready:
+            take(store, "k", f"o-{run}", run=run, redelivered=True, want=want)
+            holds.append(run)
+        assert store.inspect("k").used <= 2
+        assert holds, "a unit is idle"
+        if len(ended) == number + 1:
+            cut_short(store, command)
+        run = holds.pop(0)
+        ended.append(run)
+        store.release(ReleaseRequest("k", f"o-{run}", run=run, completion=Completion.YES))
+        list(store.parking.wake_next("k"))
+
+    assert sorted(ended) == [f"r{each}" for each in range(6)]

@@ -42,6 +42,10 @@ def declared(app, **options):
         (b"a", {}, "lane is a text"),
         *[("a", {"share": each}, "share is from 0.001 to 1000") for each in (0, -1, 1001, "2")],
         *[("a", {"share": each}, "share is from") for each in (float("nan"), float("inf"), True)],
+        *[
+            ("a", {"most": each}, rf"Order\('a'\): most is a whole .* from 1 to .*, not {each!r}")
+            for each in (0, -1, True, 1.5, "2", 10**6 + 1)
+        ],
     ],
 )
 def test_what_is_no_order_is_refused(lane, more, words):
@@ -52,6 +56,7 @@ def test_what_is_no_order_is_refused(lane, more, words):
 def test_it_says_what_it_is():
     assert repr(Order("{a}")) == "Order('{a}')"
     assert repr(Key("k", order=Order("b", share=2))) == "Key('k', order=Order('b', share=2))"
+    assert repr(Order("a", most=2)) == "Order('a', most=2)" == repr(Order("b", most=2).of("a"))
     assert Order("a") == Order("a", share=1.0) != Order("b")
     assert pickle.loads(pickle.dumps(Order("a", share=0.5))) == Order("a", share=0.5)
 
@@ -59,6 +64,18 @@ def test_it_says_what_it_is():
 def test_an_order_of_a_key_is_an_order():
     with pytest.raises(ConfigurationError, match="order is an Order, as in"):
         Key("k", order="{tenant}")
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({}, r"Key\('k'\): Order\('a', most=2\) has a most, and only one .* give it a capacity"),
+        ({"capacity": 8, "weight": 3}, r"Key\('k'\): weight=3 is more than Order\('a', most=2\)"),
+    ],
+)
+def test_a_most_that_has_no_effect_or_admits_nothing_is_refused(terms, words):
+    with pytest.raises(ConfigurationError, match=words):
+        Key("k", order=Order("a", most=2), **terms)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +135,15 @@ def test_a_lock_has_no_order(kind):
 @pytest.mark.parametrize(
     "terms", [{}, {"capacity": 4, "weight": 2}, {"shared": True, "rate": "5/s"}]
 )
-def test_a_lane_survives_the_store(lane, terms):
-    key = Key("k", order=Order(lane, share=1.5), **terms)
+@pytest.mark.parametrize("most", [None, 2])
+def test_a_lane_survives_the_store(lane, terms, most):
+    key = Key("k", order=Order(lane, share=1.5, most=most if terms else None), **terms)
 
     want = want_of(key)
 
     read = Want.read(want.written())
     assert read == want
-    assert (read.lane, read.share) == (lane, 1500)
+    assert (read.lane, read.share, read.most) == (lane, 1500, (most or 0) if terms else 0)
     assert want_of(key_wanting("k", read)) == want
 
 

@@ -210,6 +210,37 @@ def test_a_killed_child_frees_its_unit_at_once(site, key):
         dies.get(timeout=30)
 
 
+def test_a_lane_has_at_most_its_units_and_other_lanes_the_rest(site, key):
+    lanes = ["big"] * 24 + ["small"] * 8
+    results = [site.tasks.use_in_lane.delay(key, lane, 0.03) for lane in lanes]
+
+    notes = judge(site, key, results)
+
+    assert len(notes) == 32
+    assert most_used(notes) == 3
+    assert most_used(note for note in notes if note["lane"] == "big") == 2
+    leave_nothing(site, key)
+
+
+def test_a_killed_child_lets_the_next_one_of_its_lane_go(site, key):
+    stays = site.tasks.use_in_lane.delay(key, "a", gate=f"{key}:stays")
+    dies = site.tasks.die_in_lane.delay(key, "a", f"{key}:dies")
+    ((pid, _),) = site.journal.wait(f"begun:{key}:dies")
+    site.journal.wait(f"begun:{key}:stays")
+    waits = site.tasks.use_in_lane.delay(key, "a", 0.0)
+    other = site.tasks.use_in_lane.delay(key, "b", 0.0)
+    other.get(timeout=30)
+    assert site.look(key).waiting == 1
+
+    os.kill(pid, signal.SIGKILL)
+
+    waits.get(timeout=30)
+    site.journal.open(f"{key}:stays")
+    judge(site, key, [stays, waits, other])
+    with pytest.raises(Exception, match="SIGKILL"):
+        dies.get(timeout=30)
+
+
 def test_a_second_delivery_is_not_run_during_the_first(site, key):
     first = site.tasks.use_late.delay(key, gate=key)
     site.journal.wait(f"begun:{key}")

@@ -34,6 +34,10 @@ def faults(notes: Iterable[dict[str, Any]]) -> Iterator[str]:
             capacities = [each["capacity"] for each in beside]
             if 0 not in capacities and sum(map(_units, beside)) > max(capacities):
                 yield f"more than {max(capacities)} units: {beside}"
+            for lane in {each["lane"] for each in beside if each["most"]}:
+                in_lane = [each for each in beside if each["lane"] == lane and each["most"]]
+                if sum(map(_units, in_lane)) > max(each["most"] for each in in_lane):
+                    yield f"more units of a lane than its most: {in_lane}"
             slots = [each["slot"] for each in beside if each["slot"] is not None]
             if len(slots) != len(set(slots)):
                 yield f"a slot is given twice: {beside}"

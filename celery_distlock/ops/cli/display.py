@@ -39,7 +39,7 @@ HOLD_COLUMNS = ("holder", "id", "worker", "units", "slot", "since", "lease")
 WAITER_COLUMNS = ("place", "kind", "task", "id", "worker", "waits", "wants")
 ACTION_COLUMNS = ("action", "by", "when", "what", "reason")
 CALL_COLUMNS = ("identity", "id", "where")
-LANE_COLUMNS = ("lane", "waiting", "share")
+LANE_COLUMNS = ("lane", "waiting", "in use", "share")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
 OPTIONAL = frozenset({"held", "notes", "wants"})  # omitted if they are empty in all rows
 EXCLUSIVE = "exclusive"
@@ -378,7 +378,8 @@ def waiter_cells(waiter: WaiterInfo, now: float) -> list[str]:
 def lane_cells(lane: Lane) -> list[str]:
     """Return a row under `LANE_COLUMNS`."""
     name = printable(shown(lane.name)) if lane.name else "(none)"
-    return [name, str(lane.waiting), f"{lane.share:g}"]
+    used = f"{lane.used} of {lane.most}" if lane.most else ""
+    return [name, str(lane.waiting), used, f"{lane.share:g}"]
 
 
 def call_cells(call: CallInfo) -> list[str]:

@@ -285,14 +285,7 @@ class RedisParking(Part, Parking):
         with self._requests.reading(
             _LIST_LANES, self._requests.ask([call], key).answers[0]
         ) as all_:
-            return [
-                Lane(
-                    key_of(each.text("name")),
-                    each.number("waiting"),
-                    want_of(each.raw("want")).share / 1000,
-                )
-                for each in Fields.read(all_).each("lanes")
-            ]
+            return [_lane_in(each) for each in Fields.read(all_).each("lanes")]
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = literal(f"{task_id}:") + "*"
@@ -400,6 +393,12 @@ class RedisParking(Part, Parking):
                 quiet.append(self._records.index("strike", name))
         if quiet:
             self._requests.ask(quiet, "the sweep")
+
+
+def _lane_in(fields: Fields) -> Lane:
+    first, used = want_of(fields.raw("want")), fields.number("used")
+    name, waiting = key_of(fields.text("name")), fields.number("waiting")
+    return Lane(name, waiting, first.share / 1000, first.most, used)
 
 
 _ACQUIRE, _TRY_KEYS, _TRY_KEY, _CANCEL, _MARK_SENT, _DELAY_RESEND = map(

@@ -25,8 +25,10 @@ __all__ = ["Lanes", "Line", "lane"]
 ODD = ["", "a", "a b", "a!", "t0", "@1/b", "a/b", "{a}", "\N{SNOWMAN}", "\0", "x" * 10_000]
 
 
-def lane(name: str | None, share: float = 1.0, units: int = 1, capacity: int = 1) -> Want:
-    return Want(units, capacity, (), 1, name, round(1000 * share))
+def lane(
+    name: str | None, share: float = 1.0, units: int = 1, capacity: int = 1, most: int = 0
+) -> Want:
+    return Want(units, capacity, (), 1, name, round(1000 * share), most)
 
 
 class Line:
@@ -39,6 +41,7 @@ class Line:
         self.ready: list[str] = []
         self.holds: list[tuple[str, str]] = []
         self.order: list[str] = []
+        self.at_once: list[list[str]] = []  # at each start
 
     def send(self, name: str, want: Want, many: int = 1) -> None:
         for _ in range(many):
@@ -59,12 +62,22 @@ class Line:
             self.ready += runs_of(all_of(reply.wake))
             self.holds.append((owner, run))
             self.order.append(run[0])
+            self.at_once.append([run[0] for _, run in self.holds])
 
     def end(self) -> None:
         """End the one that has run longest."""
         owner, run = self.holds.pop(0)
         request = ReleaseRequest(self.key, owner, run, Completion.YES)
         self.ready += runs_of(all_of(self.store.release(request).wake))
+
+    def running(self) -> str:
+        """Start all that are dispatched; return the names of those that run."""
+        self.begin()
+        return "".join(sorted(run[0] for _, run in self.holds))
+
+    def most_of(self, name: str) -> int:
+        """Return how many with this name have run at once."""
+        return max(names.count(name) for names in self.at_once)
 
     def to_the_end(self) -> str:
         self.begin()
@@ -244,6 +257,100 @@ class Lanes(Given):
         send(store, "k", "r1", want=lane("b"))
 
         assert [each.name for each in store.parking.lanes("k")] == ["a", "b"]
+
+    def test_a_lane_has_at_most_its_units_and_leaves_the_others_to_other_lanes(
+        self, store: QueueStore
+    ) -> None:
+        line = Line(store)
+        line.send("a", lane("a", capacity=5, most=2), 6)
+        line.send("b", lane("b", capacity=5), 6)
+
+        assert line.running() == "aabbb"
+        assert line.to_the_end().count("a") == 6
+        assert line.most_of("a") == 2
+        assert store.inspect("k").waiting == 0
+
+    def test_units_of_a_lane_count_by_weight(self, store: QueueStore) -> None:
+        line = Line(store)
+        line.send("a", lane("a", units=2, capacity=9, most=5), 4)
+        line.send("b", lane("a", capacity=9, most=5), 3)
+
+        assert line.running() == "aa"
+        assert line.to_the_end() == "aaaabbb"
+        assert max(2 * names.count("a") + names.count("b") for names in line.at_once) == 5
+
+    def test_a_lane_at_its_most_does_not_hold_up_a_call_of_another(self, store: QueueStore) -> None:
+        line = Line(store)
+        line.send("a", lane("a", capacity=3, most=1), 3)
+        line.begin()
+        line.send("b", lane("b", capacity=3))
+        line.send("n", Want(1, 3))
+
+        assert line.running() == "abn"
+        assert ask(store, "k", "x", want=lane("a", capacity=4, most=1)).status is Status.BUSY
+
+    def test_a_lane_whose_holder_has_died_goes_on(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "dead", 30.0, want=lane("a", capacity=3, most=1))
+        take(store, "k", "lives", 300.0, want=lane("b", capacity=3, most=1))
+        for run, name in (("a1", "a"), ("a2", "a"), ("b1", "b")):
+            assert send(store, "k", run, want=lane(name, capacity=3, most=1)).sent is not Sent.GO
+        pass_time(31.0)
+
+        assert runs_of(swept(store)) == ["a1"]
+
+    def test_lanes_go_on_whose_holders_have_all_died(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        for name in "abc":
+            take(store, "k", name, 30.0, want=lane(name, capacity=0, most=1))
+            send(store, "k", f"{name}1", want=lane(name, capacity=0, most=1))
+        pass_time(31.0)
+
+        assert sorted(runs_of(swept(store))) == ["a1", "b1", "c1"]
+
+    def test_a_most_that_is_lowered_throws_nothing_out(self, store: QueueStore) -> None:
+        line = Line(store)
+        line.send("a", lane("a", capacity=5, most=3), 3)
+        line.begin()
+        line.send("b", lane("a", capacity=5, most=1), 2)
+
+        assert line.running() == "aaa"
+        for expected in ("aa", "a", "b", "b", ""):
+            line.end()
+            assert line.running() == expected
+
+    def test_the_next_one_of_a_lane_may_have_another_most(self, store: QueueStore) -> None:
+        line = Line(store)
+        line.send("a", lane("a", capacity=5, most=1), 2)
+        line.send("b", lane("a", capacity=5, most=2))
+        assert line.running() == "a"
+
+        wake = store.parking.cancel("k", "a1:0:0:0").wake
+
+        assert runs_of(all_of(wake)) == ["b2:0:0:0"]
+
+    def test_units_that_are_upgraded_and_returned_count_in_their_lane(
+        self, store: QueueStore
+    ) -> None:
+        want = lane("a", capacity=3, most=1)
+        take(store, "k", "o", want=want)
+        send(store, "k", "a1", want=want)
+        store.units.upgrade("k", "o", 30.0)
+        assert all_of(store.units.downgrade("k", "o", 30.0).wake) == []
+
+        assert runs_of(leave(store, "k", "o")) == ["a1"]
+
+    def test_those_at_their_most_are_listed_last(self, store: QueueStore) -> None:
+        take(store, "k", "o", want=lane("a", capacity=3, units=2, most=2))
+        send(store, "k", "a1", want=lane("a", capacity=3, most=2))
+        store.units.set_limit("k", Limit(2))
+        send(store, "k", "b1", want=lane("b", capacity=3, most=3))
+
+        found = store.parking.lanes("k")
+
+        assert found == [Lane("b", 1, 1.0, 3, 0), Lane("a", 1, 1.0, 2, 2)]
 
     def test_one_that_is_cancelled_leaves_its_lane(self, store: QueueStore) -> None:
         take(store, "k", "holder")

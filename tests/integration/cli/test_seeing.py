@@ -156,7 +156,7 @@ def endless(bare_site, key):
 def test_the_lanes_of_a_queue_are_shown(bare_site, locks, key):
     with bare_site.held(key):
         for number, lane in enumerate(["acme", "acme", "a\tb", None]):
-            want = ALONE if lane is None else Want(1, 1, (), 1, lane, 3000)
+            want = ALONE if lane is None else Want(1, 9, (), 1, lane, 3000, 5)
             request = SendRequest(key, f"{number}:0:0:0", ParkRequest(b"{}"), want=want)
             bare_site.store.calls.send(request)
         shown, queued = locks("show", key), locks("queue", key)
@@ -165,13 +165,15 @@ def test_the_lanes_of_a_queue_are_shown(bare_site, locks, key):
         for number in range(4):
             bare_site.store.parking.cancel(key, f"{number}:0:0:0")
 
-    assert "LANE\tWAITING\tSHARE\n(none)\t1\t1\na\\tb\t1\t3\nacme\t2\t3\n" in shown.stdout
+    assert (
+        "LANE\tWAITING\tIN USE\tSHARE\n(none)\t1\t\t1\na\\tb\t1\t0 of 5\t3\nacme\t2\t0 of 5\t3\n"
+    ) in shown.stdout
     assert record["lanes"] == [
-        {"name": "", "waiting": 1, "share": 1.0},
-        {"name": "a\tb", "waiting": 1, "share": 3.0},
-        {"name": "acme", "waiting": 2, "share": 3.0},
+        {"name": "", "waiting": 1, "share": 1.0, "most": 0, "used": 0},
+        {"name": "a\tb", "waiting": 1, "share": 3.0, "most": 5, "used": 0},
+        {"name": "acme", "waiting": 2, "share": 3.0, "most": 5, "used": 0},
     ]
-    assert [row["WANTS"] for row in rows(queued.stdout)][:2] == ["lane acme"] * 2
+    assert [row["WANTS"] for row in rows(queued.stdout)][:2] == ["1 of 9, lane acme"] * 2
     assert [each["lane"] for each in waiters["waiters"]] == ["acme", "acme", "a\tb", None]
 
 

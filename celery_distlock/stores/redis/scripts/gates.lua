@@ -1,6 +1,6 @@
 -- gates.lua: decides whether a request is admitted now, and if not, when time alone will admit it.
 -- KEYS lock queue tasks woken fence done rate lanes
--- USES records limits grants rates
+-- USES records limits grants rates lanes
 
 local NEVER = 1 / 0 -- not through time alone
 
@@ -10,8 +10,12 @@ local function want_in(text)
         return { units = 1, capacity = 1, text = '' }
     end
     local units, capacity, rest = string.match(text, '^(%d+)/(%d+)(.*)$')
-    local terms = string.match(rest or '', '^/([^@%s]+)')
-    return { units = tonumber(units or 1), capacity = tonumber(capacity or 1), terms = terms, text = text }
+    local want = { units = tonumber(units or 1), capacity = tonumber(capacity or 1), text = text }
+    if rest and rest ~= '' then
+        want.terms = string.match(rest, '^/([^@%s]+)')
+        want.lane, want.share, want.most = lane_in(rest)
+    end
+    return want
 end
 
 -- When (ms) the first resting unit becomes free; with many grants, when to check again.
@@ -77,8 +81,19 @@ local function too_soon(want, mine)
     end
 end
 
+-- Whether a want's lane has as many units as it may; one that has none may go, to be sure.
+local function is_capped(want)
+    local used = want.most and lane_used(noted_as(want.lane)) or 0
+    return used > 0 and used + needed(want) > want.most
+end
+
+local function capped(want, mine)
+    return not mine and is_capped(want) and first_rest_end() or nil
+end
+
 local function keeps_out(want, mine)
-    return held_alone(want, mine) or paused() or resting() or taken(want, mine) or full(want, mine)
+    local at = held_alone(want, mine) or paused() or resting() or taken(want, mine) or full(want, mine)
+    return at or (want.most and capped(want, mine))
 end
 
 -- Returns nothing if a request is admitted now, else when (ms) it will be.

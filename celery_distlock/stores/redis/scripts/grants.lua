@@ -12,11 +12,11 @@
 --        request; late: the latest arrival (µs) among unclaimed reservations; rests: some units rest;
 --        kept: the run for which units are kept; up: inbox and owner of a holder that waits for its
 --        upgrade; scan: cursor of the scan through many grants.
---        start:<owner>: see rates.lua.
+--        start:<owner>: see rates.lua. m:<lane>: units of the grants that note a lane, as they note it.
 --
 -- A grant is one line: end (ms), units (0: exclusive), slot (-1: none), stage and flags, arrival (µs) if it
 -- was reserved (else 0), time of the grant (µs), length of the owner, owner, run.
--- USES records limits rates
+-- USES records limits rates lanes
 
 local FEW = 64 -- grants that are read at once
 local MANY = 256 -- grants that one step of a scan reads
@@ -32,6 +32,7 @@ local RESTING = 'z'
 -- Flags, after the stage.
 local AGAIN = 'a' -- another message of its run is in flight
 local STARTS = 's' -- a start is reserved for it
+local LANE = 'Z' -- then the lane, if only some units are for it, two capital letters for each byte
 
 local function reserved_owner(run)
     return 'parked:' .. run
@@ -101,7 +102,7 @@ end
 -- Reads the key, and the grants of an owner and a run.
 local function load(owner, run)
     local found = redis.call('HMGET', LOCK, 'token', 'x', 'count', 'rest', 'was', 'start:' .. owner)
-    key.grants, key.owners, key.attempts, key.count, key.late = {}, {}, {}, 0, 0
+    key.grants, key.owners, key.attempts, key.lanes, key.count, key.late = {}, {}, {}, {}, 0, 0
     key.token, key.alone, key.start = found[1] or nil, read_grant(found[2]), found[6]
     key.rest, key.was = known_number(found[4]), found[5] or nil
     if found[3] then
@@ -329,9 +330,49 @@ local function forget_shared(grant)
     end
 end
 
+-- Returns how a grant notes a lane.
+local function noted_as(lane)
+    return LANE .. string.gsub(lane, '.', function(byte)
+        local code = string.byte(byte)
+        return string.char(65 + math.floor(code / 16), 65 + code % 16)
+    end)
+end
+
+-- Returns the lane that a grant notes, as it notes it; nothing if it does not.
+local function noted_lane(grant)
+    return string.match(grant.flags, LANE .. '%u*')
+end
+
+-- Returns the units of the grants that note a lane.
+local function lane_used(noted)
+    if key.lanes[noted] == nil then
+        key.lanes[noted] = key.count > 0 and known_number(redis.call('HGET', LOCK, 'm:' .. noted)) or 0
+    end
+    return key.lanes[noted]
+end
+
+-- Writes the units of a lane, which are fewer than before: its next waiter may be admitted.
+local function write_lane(noted)
+    if key.lanes[noted] > 0 and key.count > 0 then
+        redis.call('HSET', LOCK, 'm:' .. noted, key.lanes[noted])
+    else
+        redis.call('HDEL', LOCK, 'm:' .. noted)
+    end
+    local lane = string.gsub(string.sub(noted, #LANE + 1), '(%u)(%u)', function(high, low)
+        return string.char(16 * (string.byte(high) - 65) + string.byte(low) - 65)
+    end)
+    uncap(lane)
+end
+
+-- Counts a grant no longer. Returns its lane, whose units the caller must write, if it notes one.
 local function count_down(grant)
+    local noted = noted_lane(grant)
+    if noted then
+        key.lanes[noted] = lane_used(noted) - grant.units
+    end
     key.used, key.count = key.used - grant.units, key.count - 1
     key.slots = marked(key.slots or '', grant.slot, '0')
+    return noted
 end
 
 -- Removes a grant. With `is_handed_on` the record of an exclusive grant stays, for the next grant or
@@ -345,9 +386,12 @@ local function vacate(grant, is_handed_on)
         return
     elseif grant.units > 0 then
         forget_shared(grant)
-        count_down(grant)
+        local noted = count_down(grant)
         if key.count > 0 then
             redis.call('HSET', LOCK, 'used', key.used, 'count', key.count, 'slots', key.slots)
+        end
+        if noted then
+            write_lane(noted)
         end
         tidy()
         return
@@ -365,21 +409,38 @@ local function vacate(grant, is_handed_on)
     end
 end
 
+-- Corrects the units of each lane; `words` are all fields and values of the record.
+local function correct_lanes(words, by_lane)
+    for i = 1, #words, 2 do
+        local noted = string.match(words[i], '^m:(%u+)$')
+        local units = noted and by_lane[noted] or 0
+        if noted and (key.lanes[noted] or known_number(words[i + 1])) ~= units then
+            key.lanes[noted] = units
+            write_lane(noted)
+        end
+    end
+end
+
 -- Scans the shared grants, up to MANY a call, and removes those that have ended. A complete scan also
 -- recomputes the sums.
 local function prune_shared()
     local cursor, soonest = string.match(key.scan or '', '^(%d+) (%d+)$')
     local next_cursor, found = unpack(redis.call('HSCAN', LOCK, cursor or '0', 'COUNT', MANY))
-    local used, count, slots = 0, 0, ''
+    local used, count, slots, by_lane = 0, 0, '', {}
     soonest = tonumber(soonest or EXACT)
     redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK))) -- first, as in write_grant()
     for _, grant in ipairs(grants_in(found)) do
         if grant.ends <= now_ms then
             forget_shared(grant)
-            count_down(grant)
+            local noted = count_down(grant)
+            if noted then
+                write_lane(noted)
+            end
         else
             used, count, slots = used + grant.units, count + 1, marked(slots, grant.slot, '1')
             soonest = math.min(soonest, grant.ends)
+            local noted = noted_lane(grant) or ''
+            by_lane[noted] = (by_lane[noted] or 0) + grant.units
         end
     end
     if next_cursor ~= '0' then
@@ -389,6 +450,7 @@ local function prune_shared()
         key.next = math.min(soonest, now_ms + AGAIN_MS) -- other grants may have come behind the cursor
     else
         key.used, key.count, key.slots, key.next = used, count, slots, soonest
+        correct_lanes(found, by_lane)
     end
     local slots_now = key.slots or ''
     redis.call('HSET', LOCK, 'next', integer(key.next), 'used', key.used, 'count', key.count, 'slots', slots_now)
@@ -429,6 +491,8 @@ end
 
 -- Writes a new share, the sums with it, and the token of the first one. Returns a refusal of the server.
 local function add_share(grant, of, token)
+    local noted = noted_lane(grant)
+    local in_lane = noted and lane_used(noted) + grant.units
     key.used, key.count = key.used + grant.units, key.count + 1
     key.slots = marked(key.slots or '', grant.slot, '1')
     key.next, key.late = math.min(key.next, grant.ends), math.max(key.late, grant.place)
@@ -436,6 +500,10 @@ local function add_share(grant, of, token)
     if token then
         fields[#fields + 1] = 'token'
         fields[#fields + 1] = token
+    end
+    if noted then
+        fields[#fields + 1], fields[#fields + 2] = 'm:' .. noted, in_lane
+        key.lanes[noted] = in_lane
     end
     local slots, late = key.slots, integer(key.late)
     local written = redis.pcall(
@@ -464,6 +532,7 @@ local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     end
     local of = limit_now().capacity or want.capacity
     local grant = { owner = owner, run = run, units = needed(want), since = clock, flags = flags }
+    grant.flags = want.most and flags .. noted_as(want.lane) or flags
     grant.ends, grant.stage, grant.place = math.ceil(now_ms + for_ms), stage, place
     grant.slot = first_slot(grant.units, of)
     refused = add_share(grant, of, is_first and token or nil) or (is_first and begin_lease(for_ms))
@@ -536,7 +605,7 @@ end
 -- Makes the only shared grant exclusive. Returns the token.
 local function make_alone(grant, for_ms)
     local was = string.format('%d %d %d', grant.units, grant.slot, known_number(key.capacity))
-    local owner, run = grant.owner, grant.run
+    local owner, run, noted = grant.owner, grant.run, noted_lane(grant)
     grant.ends = math.max(grant.ends, math.ceil(now_ms + for_ms))
     grant.units, grant.slot, grant.stage, grant.place = 0, -1, HELD, 0
     outlive(grant.ends)
@@ -544,6 +613,10 @@ local function make_alone(grant, for_ms)
     redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant), 'was', was)
     redis.call('HDEL', LOCK, 'g:' .. owner, 'o:' .. run, 't:' .. task_of(run), shared_fields())
     key.alone, key.token, key.count, key.used, key.up, key.was = grant, token, 0, 0, nil, was
+    if noted then
+        key.lanes[noted] = 0
+        write_lane(noted)
+    end
     return token
 end
 

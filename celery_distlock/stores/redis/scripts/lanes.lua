@@ -8,19 +8,22 @@
 -- lanes  zset, all with score 0: an index of the queue. Lanes have no blanks, tags and places 16 digits.
 --        w<lane> <place><member>: a waiter; obsolete if that is not its place in the queue
 --        t<tag> <lane>: a lane with waiters; the one with the lowest tag has its turn. i<tag> <lane>: a
---        lane without waiters
---        l<lane> <mark>: the mark of a lane: t or i, and its tag
+--        lane without waiters. c<tag> <lane>: one whose first waiter has to wait because the lane has as
+--        many units as it may
+--        l<lane> <mark>: the mark of a lane: t, i or c, and its tag
 -- USES records grants
 
 local PLAIN = 1000 -- added to the tag of a lane with share 1 for each unit
 local MOST_STALE = 1000 -- obsolete entries that are removed in one step
 local STEP = 200 -- waiters that a request adds to the index, while some are missing
 local SWEPT = 16 -- one of this many turns removes lanes without waiters whose tags have passed
+local MOST_UNCAPPED = 16 -- in one sweep
 
--- Returns the lane and the share (in thousandths) at the end of a want, after an @; nothing if there is none.
+-- Returns the lane at the end of a want, after an @, its share (in thousandths), and the most units that it
+-- may have; nothing if there is none.
 local function lane_in(text)
-    local share, lane = string.match(text or '', '^[^@]*@(%d+)/(%S*)$')
-    return lane, tonumber(share)
+    local share, most, lane = string.match(text or '', '^[^@]*@(%d+):?(%d*)/(%S*)$')
+    return lane, tonumber(share), tonumber(most)
 end
 
 -- Returns the tag of the last start if the waiters are in lanes, else false.
@@ -73,13 +76,48 @@ local function mark_lane(lane, before, mark)
     end
 end
 
--- Has a lane take its turns.
-local function open_lane(lane)
+-- Has a lane take its turns that has a new waiter with this entry.
+local function open_lane(lane, entry)
     local before = mark_of(lane)
     if not before then
         mark_lane(lane, nil, 't' .. digits(1)) -- 0: see enter_first()
-    elseif string.sub(before, 1, 1) == 'i' then
+        return
+    end
+    local kind = string.sub(before, 1, 1)
+    if kind == 'i' or (kind == 'c' and between('w' .. lane .. ' ', 'w' .. lane .. '!', 0, 1)[1] == entry) then
         mark_lane(lane, before, 't' .. string.sub(before, 2))
+    end
+end
+
+-- Has a lane take its turns that may have more units, or another first waiter.
+local function uncap(lane)
+    local before = key.tasks.turn ~= false and last_turn() and mark_of(lane)
+    if before and string.sub(before, 1, 1) == 'c' then
+        mark_lane(lane, before, 't' .. string.sub(before, 2))
+    end
+end
+
+-- Passes the lane that has its turn until uncap() is called. Returns whether there is one.
+local function cap_turn()
+    local turn = key.turn
+    if turn then
+        mark_lane(turn.lane, turn.mark, 'c' .. string.sub(turn.mark, 2))
+    end
+    key.turn = nil
+    return turn ~= nil
+end
+
+-- Has some lanes take their turns that are at their most: their holders may have died all at once.
+local function uncap_some()
+    local found = between('c', 'd', 0, MOST_UNCAPPED)
+    if #found == MOST_UNCAPPED then
+        found = between('c', 'd', math.floor(now) % redis.call('ZLEXCOUNT', LANES, '[c', '(d'), MOST_UNCAPPED)
+    end
+    for _, entry in ipairs(found) do
+        local mark, lane = string.match(entry, '^(c%d+) (.*)$')
+        if mark then
+            mark_lane(lane, mark, 't' .. string.sub(mark, 2))
+        end
     end
 end
 
@@ -112,14 +150,14 @@ local function index_some()
         members[#members + 1] = found[i]
     end
     for number, lane in ipairs(members[1] and lanes_of(members) or {}) do
-        added[#added + 1], seen[lane] = 0, true
-        added[#added + 1] = place_entry(lane, found[2 * number], members[number])
+        local entry = place_entry(lane, found[2 * number], members[number])
+        added[#added + 1], added[#added + 2], seen[lane] = 0, entry, seen[lane] or entry
     end
     if added[1] then
         redis.call('ZADD', LANES, unpack(added))
     end
-    for lane in pairs(seen) do
-        open_lane(lane)
+    for lane, entry in pairs(seen) do
+        open_lane(lane, entry)
     end
     local to = #members == STEP and integer(found[#found])
     note_turn(last_turn(), to and to .. ' ' .. (to == from and skipped + STEP or 0) or nil)
@@ -135,8 +173,9 @@ local function enter_lane(member, place, want_text)
         key.tasks.turn, key.has_indexed = digits(0) .. ' 0 0', nil
     end
     index_some()
-    redis.call('ZADD', LANES, 0, place_entry(lane or '', place, member))
-    open_lane(lane or '')
+    local entry = place_entry(lane or '', place, member)
+    redis.call('ZADD', LANES, 0, entry)
+    open_lane(lane or '', entry)
 end
 
 -- Adds a waiter to the queue; before that, to its lane: then an interrupted script leaves an obsolete entry,
@@ -156,7 +195,11 @@ local function dequeue(member, place, want_text)
     end
     local was_there = redis.call('ZREM', QUEUE, member) == 1
     if key.tasks.turn then
-        redis.call('ZREM', LANES, place_entry(lane_in(want_text) or '', place, member))
+        local lane, _, most = lane_in(want_text)
+        redis.call('ZREM', LANES, place_entry(lane or '', place, member))
+        if most and not (key.turn and key.turn.lane == lane) then
+            uncap(lane)
+        end
     end
     return was_there
 end
@@ -195,6 +238,9 @@ local function first_in_turn(only_looks)
     if not only_looks then
         index_some()
     end
+    if not (only_looks or key.token) then
+        uncap_some()
+    end
     for number = 0, MOST_STALE do
         local turn = between('t', 'u', only_looks and number or 0, 1)[1]
         local mark, lane = string.match(turn or '', '^(t%d+) (.*)$')
@@ -227,8 +273,7 @@ local function pass_turn(want, has_left)
     if not last then
         return
     end
-    local lane, share = lane_in(want.text)
-    lane, share = lane or '', math.max(1, share or PLAIN)
+    local lane, share = want.lane or '', math.max(1, want.share or PLAIN)
     local turn = key.turn and key.turn.lane == lane and key.turn
     local before = turn and turn.mark or mark_of(lane) or 't' .. digits(last)
     -- A lane that had no waiters does not make up for that time.
@@ -252,6 +297,7 @@ end
 local function mend_lanes()
     if last_turn() then
         end_lanes()
+        uncap_some()
     end
     local is_complete = last_turn() and not indexed_to()
     if is_complete and redis.call('ZLEXCOUNT', LANES, '[w', '(x') < redis.call('ZCARD', QUEUE) then

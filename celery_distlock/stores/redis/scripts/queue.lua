@@ -257,10 +257,13 @@ local function look_ahead(member, is_here)
     return ms
 end
 
--- Reserves the key for a blocked waiter. Returns served, gone, or closed: it has to wait.
+-- Reserves the key for a blocked waiter. Returns served, gone, closed: it has to wait; or capped: only its
+-- lane has to.
 local function offer_to_blocked(member, place)
     local want = want_of(member)
-    if opens(want) then
+    if want.most and is_capped(want) then
+        return 'capped'
+    elseif opens(want) then
         look_ahead(member)
         return 'closed'
     end
@@ -295,8 +298,8 @@ local function wake(run, of, place, want)
     return true
 end
 
--- Serves a parked run. Returns served, gone or closed; or elsewhere: it needs several keys, and the caller
--- of the script tries all of them.
+-- Serves a parked run. Returns served, gone, closed or capped; or elsewhere: it needs several keys, and the
+-- caller of the script tries all of them.
 local function offer_to_run(member, place)
     local run = run_of(member)
     if key.tasks['e:' .. run] == nil then
@@ -313,6 +316,8 @@ local function offer_to_run(member, place)
     if held and not of.b then
         go(run, of, 'running', held.ends) -- a second delivery: others go first
         return 'gone'
+    elseif want.most and is_capped(want) then
+        return 'capped'
     elseif opens(want) then
         look_ahead(member)
         return 'closed'
@@ -321,6 +326,14 @@ local function offer_to_run(member, place)
         return 'elsewhere'
     end
     return wake(run, of, tonumber(place), want) and 'served' or 'closed'
+end
+
+-- Notes when the first unit that rests is free, for lanes that are at their most.
+local function note_rest_end()
+    local ms = key.tasks.turn and in_ms(first_rest_end())
+    if ms then
+        note_look(ms)
+    end
 end
 
 -- Serves waiters from the head of the queue, as many as are admitted. Stops at `me`: a waiter or run, or
@@ -333,21 +346,26 @@ local function hand_on(me)
     local served = 0
     for _ = 1, MOST_LOOKS do
         local head, place = first_waiter()
+        local is_mine = head and me and (head == me.member or head == me.parked)
         if not head then
             if key.tasks.turn then
                 end_lanes()
+                note_rest_end()
             end
             return 'empty'
-        elseif me and (head == me.member or head == me.parked) then
+        elseif is_mine and not (key.turn and is_capped(want_of(head))) then
             return 'here'
         elseif me and not key.tasks.turn and me.stands > 0 and me.stands < tonumber(place) then
             return 'here'
         elseif me and key.tasks.turn and me.of and is_in_woken(me.of.s) then
             return 'here' -- its lane has had this turn
         end
-        local became = string.sub(head, 1, 2) == 'p:' and offer_to_run(head, place) or nil
+        local became = is_mine and 'capped' or run_of(head) and offer_to_run(head, place)
         became = became or offer_to_blocked(head, place)
         served = served + (became == 'served' and 1 or 0)
+        if became == 'capped' then
+            became = cap_turn() and 'gone' or 'closed'
+        end
         if became == 'closed' or became == 'elsewhere' or key.alone then
             return 'closed'
         elseif served == BATCH then
