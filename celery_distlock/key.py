@@ -102,6 +102,11 @@ class Key:
             raise ConfigurationError(
                 self._wrong("order is an Order, as in Order('{user}')", "order")
             )
+        if order.strict and not self.alone:
+            raise ConfigurationError(
+                f"Key({self.template!r}): {order!r} is strict, which is for keys that one task has"
+                " at a time: several that have it begin in any order; leave strict or capacity out"
+            )
         if order.most is not None and self.alone:
             raise ConfigurationError(
                 f"Key({self.template!r}): {order!r} has a most, and only one at a time holds the"

@@ -622,7 +622,8 @@ def want_of(key: Key) -> Want:
     if order is None:
         return Want(key.weight, capacity, key.rates, key.cost)
     terms = order.lane, round(1000 * order.share), order.most or 0
-    return Want(key.weight, capacity, key.rates, key.cost, *terms)
+    more = round(1000 * order.ahead), order.strict
+    return Want(key.weight, capacity, key.rates, key.cost, *terms, *more)
 
 
 def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:

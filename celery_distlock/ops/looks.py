@@ -117,7 +117,9 @@ def waiter_info(place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
     who = Holder.of(waiter.owner)
     if waiter.run:
         who = Holder(waiter.task, task_id_of(waiter.run))
-    return WaiterInfo(place, kind, who, known_time(waiter.since), waiter.want, waiter.due)
+    came = known_time(waiter.since)
+    came += waiter.want.ahead / 1000 if came else 0.0
+    return WaiterInfo(place, kind, who, came, waiter.want, waiter.due)
 
 
 def _limit(limit: Limit | None) -> Limit | None:

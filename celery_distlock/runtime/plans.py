@@ -174,7 +174,7 @@ class CallIdentity:
             parts.append(self._by.keys(args, kwargs, receive)[0].template)
         if self._rule.may_order:  # a call must not replace one of another lane
             keys = self._rule.keys(args, kwargs, receive)
-            parts += [key.order.lane for key in keys if key.order]
+            parts += [key.order.lane for key in keys if key.order and key.order.lane is not None]
         return slot_name(":".join(parts))
 
 

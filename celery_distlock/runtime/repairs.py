@@ -81,8 +81,9 @@ def key_wanting(text: str, want: Want) -> Key:
     weight = want.units if want.capacity > 1 else 1
     capacity, cost = want.capacity or None, want.cost if want.rates else 1
     order, rate = None, want.rates or None
-    if want.lane is not None:
-        order = Order(want.lane, share=want.share / 1000, most=want.most or None)
+    if want.has_order:
+        share, most, ahead = want.share / 1000, want.most or None, want.ahead / 1000
+        order = Order(want.lane, share=share, most=most, ahead=ahead, strict=want.strict)
     return Key(text, capacity=capacity, weight=weight, rate=rate, cost=cost, order=order)
 
 

@@ -79,6 +79,8 @@ class Want(NamedTuple):
         lane: The lane of the queue in which the request waits; None: the queue's order.
         share: The lane's share of the units, in thousandths of that of a request without a lane.
         most: The number of units that requests of the lane with a `most` may have; 0: any number.
+        ahead: Milliseconds by which it waits as if it had come earlier.
+        strict: Whether it is not passed once it was dispatched.
     """
 
     units: int = 1
@@ -88,6 +90,13 @@ class Want(NamedTuple):
     lane: str | None = None
     share: int = 1000
     most: int = 0
+    ahead: int = 0
+    strict: bool = False
+
+    @property
+    def has_order(self) -> bool:
+        """Whether it does not simply wait in the order of arrival."""
+        return self.lane is not None or self.ahead > 0 or self.strict
 
     @property
     def alone(self) -> bool:
@@ -97,7 +106,7 @@ class Want(NamedTuple):
     @property
     def needs(self) -> Ability | None:
         """The ability that a store needs to grant this, or None if a plain lock is enough."""
-        if self.rates or self.lane is not None or not (self.alone or self.units == 1):
+        if self.rates or self.has_order or not (self.alone or self.units == 1):
             return Ability.QUEUE
         return None if self.alone else Ability.SEVERAL
 
@@ -111,6 +120,8 @@ class Want(NamedTuple):
         amount = f"{self.units}/{self.capacity}"
         if self.rates:
             amount = f"{amount}/{self.cost}:{write_rates(self.rates)}"
+        amount += f"+{self.ahead}" if self.ahead else ""
+        amount += "!" if self.strict else ""
         if self.lane is None:
             return amount
         terms = f"{self.share}:{self.most}" if self.most else f"{self.share}"
@@ -122,9 +133,10 @@ class Want(NamedTuple):
         parts = _WRITTEN.fullmatch(written)
         if parts is None:
             return None
-        units, capacity, cost, rates, share, most, lane = parts.groups()
-        amount = int(units), int(capacity)
-        order = (None, 1000, 0) if lane is None else (key_of(lane), int(share), int(most or 0))
+        units, capacity, cost, rates, ahead, strict, share, most, lane = parts.groups()
+        amount, more = (int(units), int(capacity)), (int(ahead or 0), bool(strict))
+        terms = (None, 1000, 0) if lane is None else (key_of(lane), int(share), int(most or 0))
+        order = *terms, *more
         if not cost:
             return cls(*amount, (), 1, *order)
         read = read_rates(rates)
@@ -132,7 +144,7 @@ class Want(NamedTuple):
 
 
 _RATES = r"(?:\d{1,9},\d{1,15},\d{1,9};?){1,9}(?<!;)"
-_ORDER = r"(?:@(\d{1,9})(?::(\d{1,9}))?/([^ ]*))?"
+_ORDER = r"(?:\+(\d{1,10}))?(!?)(?:@(\d{1,9})(?::(\d{1,9}))?/([^ ]*))?"
 _WRITTEN = re.compile(rf"(\d{{1,9}})/(\d{{1,9}})(?:/(\d{{1,9}}):({_RATES}))?{_ORDER}")
 
 

@@ -22,6 +22,8 @@ __all__ = ["Grant", "Key", "Member"]
 
 CLAIM, GRANT, UNSENT = 5.0, 1.0, 2.0  # seconds
 NEXT = 1e-6  # seconds between the places of two that come in the same moment
+TIES, EPS = 1e-3, NEXT / 2  # seconds within which places are in the order of arrival
+STRICT = 2 * 86400.0  # seconds for which a run that is not passed has its key
 
 
 @dataclass
@@ -141,10 +143,18 @@ class Key:
     def line_up(self, waiter: Member) -> None:
         """Put a run behind all waiters."""
         self.forget(waiter.run)
-        self.queue[waiter.run] = replace(waiter, place=self.last_place())
+        self.queue[waiter.run] = replace(waiter, place=self.new_place(waiter.want))
 
-    def last_place(self) -> float:
-        return max(self.now, *(each.place + NEXT for each in self.queue.values()), 0.0)
+    def new_place(self, want: Want) -> float:
+        """Return the place behind all waiters; less what it is ahead, behind those as far ahead."""
+        place = max(self.now, *(each.place + NEXT for each in self.queue.values()), 0.0)
+        if not want.ahead:
+            return place
+        place = round(place - want.ahead / 1000, 6)
+        ties = [
+            each.place for each in self.queue.values() if -EPS < each.place - place < TIES - EPS
+        ]
+        return max(ties) + NEXT if ties else place
 
     def admits(self, want: Want, reserved: Grant | None = None) -> bool:
         """Say whether a request may enter now, or a claim of what is reserved."""
@@ -256,7 +266,7 @@ class Key:
         elif not self.admits(waiter.want):
             return False
         elif waiter.run:
-            lasts = CLAIM * 2 ** min(len(self.flights), 2)
+            lasts = STRICT if waiter.want.strict else CLAIM * 2 ** min(len(self.flights), 2)
             self.reserve(f"parked:{head}", head, waiter, lasts)
             if head not in self.flights:
                 self.flights[head] = replace(waiter, due=self.now + UNSENT)
@@ -269,7 +279,9 @@ class Key:
 
     def make_room(self, place: float, want: Want) -> bool:
         """Have those step back that came after *place*, the last first, until *want* fits."""
-        later = [each for each in self.grants.values() if each.place > place > 0]
+        strict = {run for run, each in self.flights.items() if each.want.strict}
+        grants = [each for each in self.grants.values() if each.run not in strict]
+        later = [each for each in grants if each.place > place > 0]
         if self.queue.lanes or self.admits(want):
             return False
         for grant in sorted(later, key=lambda each: -each.place):

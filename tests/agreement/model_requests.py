@@ -179,7 +179,7 @@ class RequestedKey(Key):
 
     def _join(self, request: Request, place: float, *, has_left: bool = False) -> Any:
         """Put one that has to wait into the queue, or back into it."""
-        place = place or self.last_place()
+        place = place or self.new_place(request.want)
         if request.parks and self.is_full(request.run, request.most):
             return (Status.FULL, bool(self.grants), 0)
         if request.parks:

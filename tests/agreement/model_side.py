@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from celery_distlock import clock
 from celery_distlock.stores.values import ALONE, Completion, Limit, RenewOutcome, Status
 
-from .model import CLAIM, UNSENT, Grant, Member
+from .model import CLAIM, STRICT, UNSENT, Grant, Member
 from .model_calls import CalledKey
 from .model_requests import FIRST, Request
 from .schedules import LEASE
@@ -208,6 +208,9 @@ class _Key(CalledKey):
 
     def _look_for(self, run: str, flight: Member) -> None:
         """Find a run again that is in flight and has not come."""
+        reserved = self.grants.get(f"parked:{run}")
+        if reserved and flight.want.strict:
+            reserved.ends = max(reserved.ends, self.now + STRICT)
         if held := self.held_by(run):
             flight.due = flight.due and held.ends
         elif run in self.queue and not flight.with_broker:

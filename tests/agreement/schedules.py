@@ -18,9 +18,11 @@ __all__ = ["IDENTITY", "LEASE", "TIMES", "Schedule", "Step", "new_schedule"]
 LEASE = 600.0  # seconds
 KEYS = "aaab"
 RUNS = ("r1", "r2", "r3")
-LANES = (  # of these runs, with their shares, and the most units that they may have
-    (("a", 1000, 0), ("b", 3000, 0), (None, 1000, 0)),
-    (("a", 1000, 1), ("a", 1000, 2), ("b", 1000, 3)),
+ORDERS: tuple[tuple[dict[str, Any], ...], ...] = (  # of these runs
+    ({"lane": "a"}, {"lane": "b", "share": 3000}, {}),
+    ({"lane": "a", "most": 1}, {"lane": "a", "most": 2}, {"lane": "b", "most": 3}),
+    ({"ahead": 600_000}, {"strict": True}, {}),
+    ({"lane": "a", "ahead": 300_000}, {"lane": "a"}, {"lane": "b", "strict": True}),
 )
 IDENTITY = "same"
 TWO, FIVE = Rate(2, per=LEASE, burst=2), Rate(5, per=2 * LEASE, burst=5)
@@ -60,13 +62,13 @@ class _Draw:
         self,
         chance: random.Random,
         times: tuple[float, ...],
-        lanes: tuple[tuple[str | None, int, int], ...],
+        orders: tuple[dict[str, Any], ...],
     ) -> None:
         self.chance = chance
         self.times = times
         wants = PLAIN_WANTS + RATED_WANTS + (SPACED_WANTS if times else ())
         self.wants = chance.choices(wants, k=chance.randint(1, 3))
-        self.lanes = dict(zip(RUNS, lanes, strict=False))
+        self.orders = dict(zip(RUNS, orders, strict=False))
         self.owners: list[str] = []
 
     def key(self) -> str:
@@ -88,8 +90,7 @@ class _Draw:
     def asks(self, or_none: float = 0.0) -> tuple[str, Want]:
         """Draw a run, and what it wants."""
         run, want = self.run(or_none), self.want()
-        lane, share, most = self.lanes.get(run, (None, 1000, 0))
-        return run, want if lane is None else want._replace(lane=lane, share=share, most=most)
+        return run, want._replace(**self.orders.get(run, {}))
 
     def owner(self) -> str:
         self.owners.append(f"o{len(self.owners) + 1}")
@@ -163,8 +164,8 @@ def new_schedule(seed: str, times: tuple[float, ...]) -> Schedule:
         seed: Any text.
         times: The seconds that may pass; none where time passes by itself.
     """
-    lanes = random.Random(f"{seed}: lanes").choice(((), (), *LANES))
-    draw = _Draw(random.Random(seed), times, lanes)
+    orders = random.Random(f"{seed}: lanes").choice((*[()] * len(ORDERS), *ORDERS))
+    draw = _Draw(random.Random(seed), times, orders)
     verbs = [each for each in VERBS if times or each[0] not in ("time", "sweep")]
     names, weights = zip(*verbs, strict=True)
     steps: list[Step] = []

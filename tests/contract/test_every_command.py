@@ -122,6 +122,13 @@ def lanes_at_their_most(world):
         world.ends(run)
 
 
+def strict(world):
+    want = Want(strict=True)
+    runs = [world.sends("k", want=each) for each in (want, want, Want(ahead=500), want)]
+    for run in runs:
+        world.ends(run)
+
+
 def several_keys_step_by_step(world):
     # As where they are in several slots.
     world.store.parking.try_all = lambda request, counts: None
@@ -207,6 +214,7 @@ def all_in_one_step(world):
 SCENARIOS = [
     lanes,
     lanes_at_their_most,
+    strict,
     *(threads, calls, changes, times, all_in_one_step, drops, several_keys_step_by_step),
     threads_alone,
     one_after_the_other,

@@ -34,6 +34,7 @@ from tests.contract.parts.identities import Identities
 from tests.contract.parts.lanes import Lanes
 from tests.contract.parts.leaving import Leaving
 from tests.contract.parts.limits import Limits
+from tests.contract.parts.orders import Ahead, Strict
 from tests.contract.parts.parked_runs import ParkedRuns
 from tests.contract.parts.parked_text import ParkedText
 from tests.contract.parts.parking import Parking
@@ -83,6 +84,8 @@ class FullContract(
     Timing,
     Sending,
     Lanes,
+    Ahead,
+    Strict,
     Identities,
     Delayed,
     Bounded,

@@ -37,13 +37,19 @@ def declared(app, **options):
 @pytest.mark.parametrize(
     ("lane", "more", "words"),
     [
-        (None, {}, r"Order\(None\): lane is a text"),
+        (None, {"share": 2}, r"Order\(share=2\): share is that of a lane; name one, as in Order"),
+        (None, {"most": 2, "strict": True}, "most is that of a lane"),
+        *[
+            ("a", {"ahead": each}, "ahead is from 0 to 2592000 seconds, not")
+            for each in (-1, True, "2", float("nan"), 30 * 86400 + 1)
+        ],
+        *[("a", {"strict": each}, "strict is True or False, not") for each in (1, None, "yes")],
         (7, {}, r"Order\(7\): lane is a text, such as '\{tenant\}', or str\(tenant\)"),
         (b"a", {}, "lane is a text"),
         *[("a", {"share": each}, "share is from 0.001 to 1000") for each in (0, -1, 1001, "2")],
         *[("a", {"share": each}, "share is from") for each in (float("nan"), float("inf"), True)],
         *[
-            ("a", {"most": each}, rf"Order\('a'\): most is a whole .* from 1 to .*, not {each!r}")
+            ("a", {"most": each}, rf"Order\('a', most=.*\): most is a whole .*, not {each!r}")
             for each in (0, -1, True, 1.5, "2", 10**6 + 1)
         ],
     ],
@@ -57,6 +63,8 @@ def test_it_says_what_it_is():
     assert repr(Order("{a}")) == "Order('{a}')"
     assert repr(Key("k", order=Order("b", share=2))) == "Key('k', order=Order('b', share=2))"
     assert repr(Order("a", most=2)) == "Order('a', most=2)" == repr(Order("b", most=2).of("a"))
+    assert repr(Order(ahead=2.5, strict=True)) == "Order(ahead=2.5, strict=True)"
+    assert Order("a", ahead=2, strict=True).of("b") == Order("b", ahead=2, strict=True)
     assert Order("a") == Order("a", share=1.0) != Order("b")
     assert pickle.loads(pickle.dumps(Order("a", share=0.5))) == Order("a", share=0.5)
 
@@ -71,11 +79,13 @@ def test_an_order_of_a_key_is_an_order():
     [
         ({}, r"Key\('k'\): Order\('a', most=2\) has a most, and only one .* give it a capacity"),
         ({"capacity": 8, "weight": 3}, r"Key\('k'\): weight=3 is more than Order\('a', most=2\)"),
+        ({"capacity": 8, "order": Order(strict=True)}, r"Order\(strict=True\) is strict, which is"),
+        ({"shared": True, "order": Order(strict=True)}, "keys that one task has at a time"),
     ],
 )
-def test_a_most_that_has_no_effect_or_admits_nothing_is_refused(terms, words):
+def test_an_order_that_does_not_suit_its_key_is_refused(terms, words):
     with pytest.raises(ConfigurationError, match=words):
-        Key("k", order=Order("a", most=2), **terms)
+        Key("k", **{"order": Order("a", most=2), **terms})
 
 
 @pytest.mark.parametrize(
@@ -144,6 +154,20 @@ def test_a_lane_survives_the_store(lane, terms, most):
     read = Want.read(want.written())
     assert read == want
     assert (read.lane, read.share, read.most) == (lane, 1500, (most or 0) if terms else 0)
+    assert want_of(key_wanting("k", read)) == want
+
+
+@pytest.mark.parametrize("lane", [None, "", "a!", "+5", "@1000:5/x!"])
+@pytest.mark.parametrize("rate", [None, "5/s"])
+def test_what_is_ahead_or_strict_survives_the_store(lane, rate):
+    terms = {} if rate is None else {"capacity": 1, "rate": rate}
+    key = Key("k", order=Order(lane, ahead=12.345, strict=True), **terms)
+
+    want = want_of(key)
+
+    read = Want.read(want.written())
+    assert read == want
+    assert (read.ahead, read.strict) == (12_345, True)
     assert want_of(key_wanting("k", read)) == want
 
 

@@ -267,10 +267,11 @@ def opens_label(info: KeyState) -> str:
 
 
 def wants_label(want: Want) -> str:
-    """Return the units that are requested, as ``2 of 5``, and the lane; empty for neither."""
+    """Return the units that are requested, as ``2 of 5``, and the order; empty for neither."""
     units = "" if want.alone else f"{want.units} of {want.capacity or 'any'}"
     lane = f"lane {printable(shown(want.lane))}" if want.lane else ""
-    return ", ".join(filter(None, (units, lane)))
+    ahead = f"{duration(want.ahead / 1000)} ahead" if want.ahead else ""
+    return ", ".join(filter(None, (units, lane, ahead, "strict" * want.strict)))
 
 
 def hold_cells(hold: HoldInfo, now: float, *, brief: bool = False) -> list[str]:

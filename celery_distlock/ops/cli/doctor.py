@@ -30,6 +30,7 @@ STALLS = 1.0  # seconds; renewals of a short lease are due about that often
 MOST_PARKED = 200  # parked tasks to examine, with a round trip each
 PARKED_AT_A_KEY = 10
 LOOKS_FOR = 2.0  # time limit of each slow check in seconds, for the sake of probes
+LONG = 60.0  # seconds in which a dispatched task begins, unless no worker consumes its queue
 LATE = 5.0  # seconds; another worker replaces a dead ticker within four
 
 _STATUS = {Severity.OK: 0, Severity.DOUBT: 1, Severity.BAD: 2}
@@ -141,7 +142,7 @@ def _seen(runtime: Runtime) -> list[Finding]:
     store = QueueStore.of(runtime.store)
     try:
         keys = Keys.of(store)
-        found = [*_left(runtime, keys.parked), *_paused(keys.paused)]
+        found = [*_left(runtime, keys.parked), *_paused(keys.paused), *_stopped(keys.stopped)]
         if keys.seen is not None:
             words = f"{keys.seen} were examined within the time limit; there may be more"
             found.append(Finding(Severity.OK, "keys", words))
@@ -159,25 +160,32 @@ class Keys:
     Attributes:
         parked: The first parked tasks of each key, `MOST_PARKED` at most in all.
         paused: Keys that an operator paused.
+        stopped: Keys that have waited for long for a task that is not passed.
         seen: The number of keys examined if the time limit ended the pass; else None.
     """
 
     parked: list[WokenTask]
     paused: list[str]
+    stopped: list[str]
     seen: int | None = None
 
     @classmethod
     def of(cls, store: QueueStore) -> Self:
         """Examine the keys of *store*."""
-        keys, seen = cls([], []), 0
+        keys, seen = cls([], [], []), 0
         until = time.monotonic() + LOOKS_FOR
         for names in store.find_keys():
             for key, state in zip(names, store.inspect_many(names), strict=True):
                 if state.limit and state.limit.pauses:
                     keys.paused.append(key)
                 left = MOST_PARKED - len(keys.parked)
-                if left > 0 and (state.waiting or state.woken) and time.monotonic() < until:
+                if not (state.waiting or state.woken) or time.monotonic() > until:
+                    continue
+                if left > 0:
                     keys.parked.extend(itertools.islice(_parked(store, key), left))
+                if state.woken and state.token and time.time() - state.since > LONG:
+                    waiters = store.waiters(key, limit=PARKED_AT_A_KEY)
+                    keys.stopped.extend([key] * any(w.woken and w.want.strict for w in waiters))
             seen += len(names)
             if time.monotonic() > until:
                 return replace(keys, seen=seen)
@@ -220,6 +228,13 @@ def _paused(paused: list[str]) -> Iterator[Finding]:
         are = "is" if len(paused) == 1 else "are"
         found = f"{_some(paused)} {are} paused by an operator: no new grants"
         yield Finding(Severity.OK, "limits", found, "celery locks resume KEY ends a pause")
+
+
+def _stopped(keys: list[str]) -> Iterator[Finding]:
+    """Report keys at which nothing goes on, as a task that is not passed has not begun."""
+    if keys:
+        found = f"{_some(keys)}: a strict task was dispatched over a minute ago and has not begun"
+        yield Finding(Severity.DOUBT, "order", found, _STOPPED_REMEDY)
 
 
 def _ticker(store: QueueStore) -> Finding:
@@ -299,6 +314,10 @@ _SLOW_REMEDY = (
 )
 
 
+_STOPPED_REMEDY = (
+    "start a worker that consumes its queue; celery locks queue KEY shows it, and celery locks drop"
+    " TASK_ID removes it"
+)
 _NO_TICKER = "start a worker of an app that calls install(app): one of them becomes the ticker"
 _LATE_TICKER = "check the load of that worker's machine and of the store; kill a stopped worker"
 

@@ -15,7 +15,8 @@ from celery_distlock.keys import slot_name
 from celery_distlock.ops.cli import doctor
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import AcquireRequest, QueueStore, open_store
-from celery_distlock.stores.values import Limit
+from celery_distlock.stores.requests import SendRequest
+from celery_distlock.stores.values import Limit, ParkRequest, Want
 from tests import parked_runs, servers
 from tests.worker.intruder import envelope, parked_as
 
@@ -377,6 +378,25 @@ def test_tasks_whose_joined_calls_get_no_result_are_a_doubt(
 
     assert (status, found["tasks"]["verdict"]) == (1, "doubt")
     assert "lock_unique, and with rpc://" in found["tasks"]["found"]
+
+
+def test_a_strict_task_that_no_worker_begins_is_a_doubt(
+    examine, private_server, bare_site, monkeypatch
+):
+    server = private_server(options=PERSISTENT)
+    with closing(open_store(server.url, bare_site.app.conf.distlock_prefix)) as store:
+        for run in ("r1:0:0:0", "r2:0:0:0"):
+            request = SendRequest("k", run, ParkRequest(b"{}"), want=Want(strict=True))
+            QueueStore.of(store).calls.send(request)
+
+    _, found = examine(server.url)
+    assert "order" not in found
+    monkeypatch.setattr(doctor, "LONG", -60.0)
+    status, found = examine(server.url)
+
+    assert (status, found["order"]["verdict"]) == (1, "doubt")
+    assert "k: a strict task was dispatched over a minute ago" in found["order"]["found"]
+    assert "celery locks drop" in found["order"]["cure"]
 
 
 def test_a_table_has_a_line_for_each_finding(locks):

@@ -4,7 +4,9 @@
 
 local NEVER = 1 / 0 -- not through time alone
 
--- Parses a want: units/capacity, units/capacity/terms, or either with its lane (lanes.lua); empty: exclusive.
+-- Parses a want: units/capacity, units/capacity/terms, or either with its order; empty: exclusive. An order:
+-- + and the ms that it is ahead of its arrival; ! if it is not passed once it was dispatched; @ and its lane
+-- (lanes.lua); each if asked for.
 local function want_in(text)
     if not text or text == '' then
         return { units = 1, capacity = 1, text = '' }
@@ -12,8 +14,11 @@ local function want_in(text)
     local units, capacity, rest = string.match(text, '^(%d+)/(%d+)(.*)$')
     local want = { units = tonumber(units or 1), capacity = tonumber(capacity or 1), text = text }
     if rest and rest ~= '' then
-        want.terms = string.match(rest, '^/([^@%s]+)')
-        want.lane, want.share, want.most = lane_in(rest)
+        local terms, strict, order = string.match(rest, '^/?([^+!@%s]*)%+?%d*(!?)(.*)$')
+        want.terms, want.is_strict = terms ~= '' and terms or nil, strict == '!'
+        if order and order ~= '' then
+            want.lane, want.share, want.most = lane_in(order)
+        end
     end
     return want
 end

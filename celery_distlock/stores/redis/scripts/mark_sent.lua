@@ -40,7 +40,7 @@ if again == '2' then
     load('', run)
     prune()
     local reserved = grant_for(run)
-    if reserved then
+    if reserved and not want_in(of and of.w).is_strict then
         free(reserved) -- for the next one; if it must be sent, the next sweep finds it
     end
 end

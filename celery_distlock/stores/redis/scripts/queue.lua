@@ -137,7 +137,11 @@ local function step_back(grant)
 end
 
 local function may_step_back(grant, stands, stages)
-    return string.find(stages, grant.stage, 1, true) and grant.place > stands
+    if grant.place <= stands or not string.find(stages, grant.stage, 1, true) then
+        return false
+    end
+    local of = record(grant.run)
+    return not (of and want_in(of.w).is_strict)
 end
 
 -- Returns the shared reservations that a request with this place may revoke, latest arrival first.
@@ -291,6 +295,9 @@ local function wake(run, of, place, want)
     else
         go(run, of, 'woken', now_ms + UNSENT_MS)
         send(run, of, field('e:' .. run))
+    end
+    if want.is_strict then
+        lengthen(grant_for(run), STRICT_MS) -- last: an interrupted script must not leave it without a message
     end
     if key.tasks.turn then
         pass_turn(want, true)

@@ -36,6 +36,8 @@ local LAST_RESENDS = 30 -- days; then the run is forgotten, and left to the brok
 local PUSHES = 5 -- without effect; from then on the run goes through the broker only
 local FIRST = 1 -- arrival (µs) of a run that must be the head of the queue
 local AHEAD = 1000000 -- µs that an arrival may be ahead of this clock
+local TIES = 1000 -- µs within which requests are in the order of their arrival, whatever they are ahead
+local STRICT_MS = 2 * DAY_MS -- for which a run that is not passed has its key; extended before it ends
 
 local function is_in_woken(state)
     return state == 'woken' or state == 'running' or state == 'settling'
@@ -104,6 +106,19 @@ local function place_of(arrival)
     return math.min(arrival, now + AHEAD)
 end
 
+-- Returns the place of a new request. One that is ahead of its arrival goes behind those that were as much
+-- ahead.
+local function new_place(want_text)
+    local place, ahead_ms = place_of(0), string.match(want_text or '', '^[^@]*%+(%d+)')
+    if not ahead_ms then
+        return place
+    end
+    place = math.max(FIRST + 1, place - 1000 * ahead_ms)
+    local from, to = '(' .. integer(place + TIES), integer(place)
+    local last = redis.call('ZRANGE', QUEUE, from, to, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
+    return last and last + 1 or place
+end
+
 -- Returns when a run ended (ms), until when its result is being stored, and until when its end must be
 -- remembered.
 local function ends_of(run)
@@ -145,7 +160,7 @@ end
 
 -- Queues a run behind all waiters.
 local function line_up(run, of, envelope)
-    of.p = integer(place_of(0))
+    of.p = integer(new_place(of.w))
     go(run, of, 'waiting', nil, envelope)
 end
 

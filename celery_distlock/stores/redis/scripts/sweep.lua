@@ -14,7 +14,7 @@
 -- OFTEN mend_lanes last_turn fetch look_at_kept free hand_on first_waiter offer_to_run run_of record field
 -- OFTEN held_by want_in opens keeps_out held_alone paused limit_now read_limit resting taken full too_soon
 -- OFTEN terms_for wake reserve reserved_owner claim_ms grant_to grant_alone write_alone mint begin_lease go
--- OFTEN write_run send push follows_another publish tidy look_at_rest strike_calls reply named
+-- OFTEN write_run send push follows_another publish tidy free_forgotten look_at_rest strike_calls reply named
 
 local OVER_MS = 12000 -- before its end, a kept grant is extended
 local MOST_CALLS = 500 -- identities checked in one step
@@ -44,6 +44,10 @@ end
 local function look_at(run)
     fetch('r:' .. run, 'e:' .. run)
     local of, held = record(run), held_by(run)
+    local reserved = of and want_in(of.w).is_strict and grant_for(run)
+    if reserved then
+        lengthen(reserved, STRICT_MS)
+    end
     if not of or not field('e:' .. run) then
         redis.call('ZREM', WOKEN, run)
     elseif held then
@@ -75,6 +79,15 @@ local function look_at_kept()
     end
 end
 
+-- Frees a key that is reserved for long, for a run that is not in flight: a script was interrupted.
+local function free_forgotten()
+    local grant = key.alone
+    local is_long = grant and grant.stage == RESERVED and grant.ends > now_ms + DAY_MS
+    if is_long and not redis.call('ZSCORE', WOKEN, grant.run) then
+        vacate(grant)
+    end
+end
+
 -- Notes when an exclusive rest ends.
 local function look_at_rest()
     if key.alone and key.alone.stage == RESTING then
@@ -101,6 +114,8 @@ local function send_away(run)
         of.at = nil
         go(run, of, 'woken', now_ms + UNSENT_MS)
         send(run, of, envelope)
+    elseif of and of.s == 'woken' and want_in(of.w).is_strict and grant_for(run) then
+        vacate(grant_for(run)) -- the next one need not wait until it comes
     end
     return of and of.s == 'later' and redis.call('ZSCORE', LATER, run)
 end
@@ -160,6 +175,7 @@ handle_due(LATER, line_up_due)
 handle_due(LEAVING, send_away_due)
 mend_lanes()
 look_at_kept()
+free_forgotten()
 free()
 look_at_rest()
 strike_calls()
