@@ -95,6 +95,21 @@ def waiters(store: MemoryStore, times: int) -> None:
     server_of(store).multiply(times)
 
 
+def lanes(store: MemoryStore, times: int) -> None:
+    """Have waiters that are each in a lane of its own."""
+    held(store)
+    want = Want(lane=RUN.decode())
+    store.calls.send(SendRequest("k", RUN.decode(), PARKED, want))
+    server = server_of(store)
+    queue, index = (
+        server.keys._keys[name_of(store, "k", record)].value for record in ("queue", "lanes")
+    )
+    place = queue.scores[b"p:" + RUN]
+    server.multiply(times)
+    queue.scores, index.scores = dict.fromkeys(queue.scores, place), dict.fromkeys(index.scores, 0)
+    queue._order = index._order = None
+
+
 def deferred(store: MemoryStore, times: int) -> None:
     held(store)
     store.calls.send(SendRequest("k", RUN.decode(), PARKED, delay=600.0))
@@ -163,6 +178,7 @@ def elsewhere(store: MemoryStore, times: int) -> None:
 
 CROWDS = {
     "waiters": waiters,
+    "waiters in lanes": lanes,
     "holders": holders,
     "holders of which some may have lapsed": lapsing,
     "holders and calls": identified,
@@ -295,6 +311,13 @@ def test_no_request_adds_a_long_queue_to_the_index_of_lanes_at_once():
     assert len(queue.scores) == MANY - 40
     assert max(cost.commands for cost in costs) < 50
     assert max(cost.words for cost in costs) < 2000
+
+
+@pytest.mark.parametrize("act", ["parks", "hands over", "claims", "sends", "cancels", "sweeps"])
+def test_many_lanes_of_one_waiter_cost_what_a_queue_of_them_does(act):
+    lanes_of_one, plain = cost("waiters in lanes", act, MANY), cost("waiters", act, MANY)
+
+    assert lanes_of_one.commands <= plain.commands + 16
 
 
 class MakingServer(RewrittenServer):
