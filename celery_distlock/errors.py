@@ -15,8 +15,6 @@ Every error that this package raises.
         └── StoreUnavailableError the store cannot serve now: the outcome is unknown
             └── QuorumError       too few of several servers have confirmed it   .votes .nodes
 
-    RecalledError                 we hold the key and are asked to leave   .key .token .by
-
 A driver's exception never leaves the package: it is the ``__cause__`` of one of these. All of them
 survive pickling, so they can be the result of a Celery task.
 """

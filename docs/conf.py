@@ -49,5 +49,6 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(asyncio|celery|kombu|threading|collections|pathlib|os|fnmatch)\b.*"),
     # Of use to a type checker only.
     (r"py:.*", r"(celery_distlock\.typing\.\w+|Celery|TaskOptions|P|R|R_co)"),
+    (r"py:class", r"celery_distlock\.errors\.Interruption"),
     (r"py:mod", r"celery_distlock\.(runtime\.execution|clock|keys|engine\.shared_holds)"),
 ]

@@ -118,9 +118,6 @@ class Lease:
         only a resource that compares fencing tokens is safe against a process that stops right
         here.
 
-        Raises :exc:`~celery_distlock.errors.RecalledError` if the run is recalled and that was not
-        raised in it before.
-
         Raises :exc:`~celery_distlock.errors.LockNotOwnedError` where nothing is held and the code
         does not run unlocked on purpose: outside of its task, for example.
         """

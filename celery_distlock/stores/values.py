@@ -431,7 +431,7 @@ class Reply(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """What a caller that was refused waits for: ``time``, or ``holder``."""
+        """``time`` or ``holder``: what a caller that was refused waits for."""
         rests = is_resting(self.holder) and not self.place
         return "time" if self.for_time or rests else "holder"
 
