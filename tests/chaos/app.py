@@ -21,7 +21,7 @@ from celery_distlock.stores import Ability
 from celery_distlock.unique import Unique
 from tests.apps import make_app
 from tests.chaos.breakages import BREAKAGES
-from tests.chaos.terms import LANED, LEASE, RATE, SHARES, SWEEP, VISIBILITY
+from tests.chaos.terms import LANED, LEASE, MOST, RATE, SHARES, SWEEP, VISIBILITY
 
 app = make_app(__name__)
 app.conf.update(
@@ -77,7 +77,7 @@ def hold_for(task: Any, seconds: float) -> None:
         what |= {"until": hold.valid_until, "entered": clock.monotonic()}
         what["asked"] = hold.valid_until - believed(LEASE)  # or later, if it was renewed just now
         what |= {"rated": bool(hold.want.rates), "argument": seconds}
-        what |= {"lane": hold.want.lane or ""}
+        what |= {"lane": hold.want.lane or "", "most": hold.want.most}
         notes.write(**who, **what, owner=hold.owner, run=hold.run)
     ended = "broken off"
     try:
@@ -172,7 +172,7 @@ if PARKS:
 if PARKS:
 
     def in_lanes(key: str, lane: str, seconds: float) -> Key:
-        return Key(key, capacity=LANED[key], order=Order(lane, share=SHARES[lane]))
+        return Key(key, capacity=LANED[key], order=Order(lane, share=SHARES[lane], most=MOST))
 
     @app.task(base=LockedTask, lock_key=in_lanes, lock_via="store", bind=True, **GOES_BACK)
     def laned(self: Any, key: str, lane: str, seconds: float) -> None:

@@ -58,10 +58,19 @@ def lose_calls() -> None:
 
 def serve_by_arrival() -> None:
     """Calls wait without their lane."""
+    _send_with(lane=None)
+
+
+def cap_no_lane() -> None:
+    """Calls wait without their lane's cap."""
+    _send_with(most=0)
+
+
+def _send_with(**terms: Any) -> None:
     right = RedisCalls.send
 
     def wrong(self: RedisCalls, request: SendRequest) -> SendReply:
-        return right(self, request._replace(want=request.want._replace(lane=None)))
+        return right(self, request._replace(want=request.want._replace(**terms)))
 
     RedisCalls.send = wrong  # type: ignore[method-assign]
 
@@ -96,6 +105,7 @@ BREAKAGES = {
     "forgets the parked": forget_the_parked,
     "loses calls": lose_calls,
     "serves by arrival": serve_by_arrival,
+    "caps no lane": cap_no_lane,
     "remembers identities": remember_identities,
     "counts no starts": count_no_starts,
 }

@@ -57,6 +57,7 @@ class Run(NamedTuple):
     rated: bool = False
     argument: float = 0.0
     lane: str = ""
+    most: int = 0
 
 
 class Look(NamedTuple):
@@ -145,10 +146,7 @@ class Verdict:
 
 
 def judge(told: History) -> Verdict:
-    beliefs = [
-        Belief(run.key, run.begin, run.end, run.token, run.owner, run.units, run.capacity)
-        for run in told.runs
-    ]
+    beliefs = [Belief(*run[1:6], run.units, run.capacity, run.lane, run.most) for run in told.runs]
     wrong = list(history.faults(beliefs))
     fallen = [each for each in wrong if each.startswith("tokens")]
     disordered, pairs = _disordered(told)

@@ -47,7 +47,16 @@ BACKLOG = 10.0  # seconds after which what nobody has received is with the broke
 DRAIN = 80.0  # seconds for all that was sent to run; a message that got lost is sent anew after 60
 
 
-MORE = ("units", "capacity", "asked", "entered", "rated", "argument", "lane")  # if it had a lock
+MORE = (
+    "units",
+    "capacity",
+    "asked",
+    "entered",
+    "rated",
+    "argument",
+    "lane",
+    "most",
+)  # if it had a lock
 
 
 class Sent(NamedTuple):

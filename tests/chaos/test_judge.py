@@ -253,6 +253,15 @@ def test_one_too_many_is_found():
     assert len(judge(history(*runs)).overlaps) == 1
 
 
+def test_more_of_a_lane_than_its_most_is_found():
+    share = {"capacity": 4, "token": 7, "most": 2}
+    runs = [run(name, 1.0, 2.0, lane="slow", **share) for name in "ab"]
+    runs += [run(name, 1.5, 2.0, lane="fast", **share) for name in "cd"]
+
+    assert judge(history(*runs)).broken() == []
+    assert len(judge(history(*runs[:3], runs[3]._replace(lane="slow"))).overlaps) == 1
+
+
 def test_a_sharer_with_an_exclusive_holder_is_found():
     runs = [run("a", 1.0, 2.0), run("b", 1.5, 2.0, capacity=0)]
 
@@ -357,7 +366,8 @@ class TestTurns:
     """
     The starts of an exclusive key with lanes.
 
-    That `make chaos` finds lanes that are not served in turn: ``--break 'serves by arrival'``.
+    That `make chaos` finds lanes that are not served in turn, or beyond their cap:
+    ``--break 'serves by arrival'``, ``--break 'caps no lane'``.
     """
 
     LANES: ClassVar = {"s": "slow", "e": "even", "f": "fast"}  # with shares 1, 1 and 3

@@ -28,6 +28,8 @@ class Belief(NamedTuple):
     owner: str
     units: int = 1  # more than the capacity count as all of it
     capacity: int = 1  # with which it was asked for; 1: alone, 0: any number
+    lane: str = ""
+    most: int = 0  # units of its lane at once; 0: any number
 
 
 def read(path: Path, deaths: dict[int, float]) -> list[Belief]:
@@ -64,7 +66,8 @@ def faults(beliefs: Iterable[Belief]) -> Iterator[str]:
     What must not be.
 
     Somebody beside one who believed to be alone; more units in use than the largest capacity of
-    those who believed at that time; tokens that do not rise, but for those that share the key.
+    those who believed at that time, or of a lane than its cap; tokens that do not rise, but for
+    those that share the key.
     """
     by_key = defaultdict(list)
     for belief in beliefs:
@@ -89,7 +92,14 @@ def _overlaps(beliefs: Iterable[Belief]) -> Iterator[str]:
                 yield f"{1e3 * (one.end - newest.begin):.1f} ms too long: {one} and {newest}"
             elif one.token != newest.token:
                 yield f"two tokens at one time: {one} and {newest}"
-        most = max(each.capacity for each in inside)
-        used = sum(min(each.units, each.capacity) for each in inside)
-        if all(each.capacity > 1 for each in inside) and used > most:
-            yield f"{used} of {most} units: {inside}"
+        if all(each.capacity > 1 for each in inside):
+            yield from _too_many(inside, max(each.capacity for each in inside))
+        of_lane = [each for each in inside if each.lane == newest.lane and each.most]
+        if newest.most:
+            yield from _too_many(of_lane, max(each.most for each in of_lane))
+
+
+def _too_many(inside: list[Belief], most: int) -> Iterator[str]:
+    used = sum(min(each.units, each.capacity) for each in inside)
+    if used > most:
+        yield f"{used} of {most} units: {inside}"
