@@ -49,6 +49,7 @@ class Line:
             self.wants[run] = want
             if send(self.store, self.key, run, want=want).sent is Sent.GO:
                 self.ready.append(run)
+                self.begin()  # before its reservation ends
 
     def begin(self) -> None:
         """Start all that are dispatched."""
@@ -56,7 +57,7 @@ class Line:
             run = self.ready.pop(0)
             owner = f"{self.key} {run}"
             reply = self.store.acquire(
-                AcquireRequest(self.key, owner, 30.0, run=run, want=self.wants[run])
+                AcquireRequest(self.key, owner, 300.0, run=run, want=self.wants[run])
             )
             assert reply.status is Status.GRANTED, run
             self.ready += runs_of(all_of(reply.wake))
@@ -440,7 +441,7 @@ class Lanes(Given):
         lose(store, "k", "lanes")
         line.send("c", lane("c"))
 
-        swept(store)
+        assert list(store.parking.wake_next("k")) == []
 
         assert sorted(line.to_the_end()) == list("aaaaabbc")
 

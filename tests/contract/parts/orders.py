@@ -80,10 +80,10 @@ class Strict(Given):
 
         for seconds in (30.0, 3600.0, 86400.0, 86400.0, 86400.0):
             pass_time(seconds)
-            woken = swept(store)
+            woken = list(store.parking.wake_next("k"))
             assert set(runs_of(woken)) <= {"r1"}
             for wake in woken:
-                store.parking.mark_published([wake])
+                store.parking.mark_published(wake)
             assert ask(store, "k", "x").status is Status.BUSY
 
         take(store, "k", "o", run="r1", want=STRICT)
