@@ -26,6 +26,7 @@ signal              further arguments
 ``task_dropped``    ``task_id``; an operator has removed it from the queue
 ``task_joined``     ``task_id``; a call was not sent, as that equal task is pending
 ``task_updated``    ``task_id``; as above, and that task has the call's arguments now
+``task_refused``    ``task_id``; a call was not sent, or its task fails, with ``QueueFullError``
 ==================  ============================================================================
 
 If a task is the sender, the ``lock_`` signals also have its ``task_id``. The sender of
@@ -50,6 +51,7 @@ __all__ = [
     "task_dropped",
     "task_joined",
     "task_parked",
+    "task_refused",
     "task_updated",
     "task_woken",
 ]
@@ -70,6 +72,7 @@ task_woken = Signal(name="task_woken", providing_args=["key", "task_id", "waited
 task_dropped = Signal(name="task_dropped", providing_args=["key", "task_id"])
 task_joined = Signal(name="task_joined", providing_args=["key", "task_id"])
 task_updated = Signal(name="task_updated", providing_args=["key", "task_id"])
+task_refused = Signal(name="task_refused", providing_args=["key", "task_id"])
 
 _BY_NAME = {name: globals()[name] for name in __all__}
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -177,7 +178,9 @@ class Admin:
         other = key_of(first.at or route.names[0])
         return lock_info(other, store.inspect(other)) if other != key else None
 
-    def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
+    def queue(
+        self, key: str, *, first: int = 0, limit: int = 100, lane: str | None = None
+    ) -> list[WaiterInfo]:
         """
         Return the waiters of *key*: tasks in flight, then the queue, then delayed calls.
 
@@ -187,12 +190,17 @@ class Admin:
                 delayed calls. The tasks in flight are numbered separately, from 0 as well.
             limit: The most to return of the queue and the delayed calls together, and the most of
                 the tasks in flight.
+            lane: Only waiters and tasks in flight of this lane, with positions in it, and no
+                delayed calls; empty: of those that have asked for none.
         """
         store = ListingStore.of(self.store)
+        read = partial(store.waiters, as_key(key))
+        if lane is not None:
+            read = partial(QueueStore.of(store).parking.lane_waiters, as_key(key), lane)
         found: list[Waiter] = []
         for begin in range(first, first + limit, PAGE):  # each occupies the server briefly
             size = min(PAGE, first + limit - begin)
-            page = store.waiters(as_key(key), first=begin, limit=size)
+            page = read(first=begin, limit=size)
             found += page
             if len(page) < size:
                 break
@@ -202,7 +210,7 @@ class Admin:
             for place, waiter in enumerate((each for each in found if not each.woken), first)
         ]
         left = limit - len(queued)
-        if left <= 0:
+        if left <= 0 or lane is not None:
             return woken + queued
         passed = 0 if queued or not first else max(0, first - store.inspect(as_key(key)).waiting)
         return woken + queued + self.delayed(key, first=passed, limit=left)

@@ -26,6 +26,8 @@ class WaiterInfo:
         since: When it arrived, in seconds since the epoch by the store's clock; 0: unknown.
         want: How much of the key it requests.
         due: Seconds until it joins the queue; None unless it is a delayed call.
+        leaves: Seconds until it leaves the queue if it still waits, because of its policy's timeout
+            or its expiry; None: not known, or never.
     """
 
     place: int | None
@@ -34,6 +36,7 @@ class WaiterInfo:
     since: float
     want: Want = ALONE
     due: float | None = None
+    leaves: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +120,9 @@ def waiter_info(place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
     who = Holder.of(waiter.owner)
     if waiter.run:
         who = Holder(waiter.task, task_id_of(waiter.run))
-    came = known_time(waiter.since)
-    came += waiter.want.ahead / 1000 if came else 0.0
-    return WaiterInfo(place, kind, who, came, waiter.want, waiter.due)
+    came, want = known_time(waiter.since), waiter.want
+    came += want.ahead / 1000 if came else 0.0
+    return WaiterInfo(place, kind, who, came, want, waiter.due, waiter.leaves)
 
 
 def _limit(limit: Limit | None) -> Limit | None:

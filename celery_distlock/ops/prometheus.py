@@ -71,6 +71,7 @@ _COUNTERS = {
     "dropped": "Parked tasks that an operator dropped.",
     "joined": "Calls that were not sent: they joined an equal task that was pending.",
     "updated": "Calls that were not sent: a pending task has their arguments now.",
+    "refused": "Calls and tasks that failed because their key's queue was full.",
 }
 _TASKLESS = {
     "freed": "Keys that were freed by an operator, or because a holder's process was gone.",

@@ -108,6 +108,7 @@ class Conflicts:
             not invocation.has_message and not isinstance(decision, policies.Answer)
         ):
             if full_at is not None:
+                self._report.event("task_refused", key=key)
                 raise QueueFullError(key, reply.holder, reply.remaining, full_at)
             raise LockConflictError(key, reply.holder, reply.remaining, reply.wait)
         if isinstance(decision, policies.Answer):

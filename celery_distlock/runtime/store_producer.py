@@ -267,6 +267,7 @@ class StoreProducer:
             raise ChangedError
         if reply.sent is Sent.FULL:
             if call.refuses:
+                call.notify("task_refused", str(headers["id"]))
                 most = call.bounds.max_waiting or 0
                 raise QueueFullError(call.key.template, reply.holder, reply.remaining, most)
             return self._publish_in_time(content, how)  # the policy applies where it runs

@@ -198,6 +198,16 @@ class Parking(ABC):
         """Return up to *limit* lanes with waiters at *key*, the one that has its turn first."""
 
     @abstractmethod
+    def lane_waiters(
+        self, key: str, lane: str, *, first: int = 0, limit: int = 100
+    ) -> list[Waiter]:
+        """
+        Return a page of the waiters of one lane of *key*, as `ListingStore.waiters` does of all.
+
+        An empty *lane* has the waiters that have asked for none.
+        """
+
+    @abstractmethod
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         """
         Yield the key and the run of each parked or dispatched run of a task.

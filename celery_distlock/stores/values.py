@@ -585,6 +585,7 @@ class Waiter(NamedTuple):
     want: Want = ALONE
     due: float | None = None  # seconds until it joins the queue; None: it waits already
     at: str = ""  # at the first of several keys: the slot name of the key where it waits instead
+    leaves: float | None = None  # seconds until it leaves the queue if it still waits, where known
 
 
 class Destinations(NamedTuple):

@@ -32,6 +32,7 @@ _COUNTED = {
     "task_dropped": "dropped",
     "task_joined": "joined",
     "task_updated": "updated",
+    "task_refused": "refused",
     "swept": "swept",
 }
 _TIMED = {

@@ -320,6 +320,20 @@ def test_many_lanes_of_one_waiter_cost_what_a_queue_of_them_does(act):
     assert lanes_of_one.commands <= plain.commands + 16
 
 
+@pytest.mark.parametrize("lane", ["a", ""])
+def test_a_page_of_a_lane_costs_few_commands(lane):
+    store = MemoryStore("memory://", "p")
+    store._servers.server = server = CountingServer()
+    held(store)
+    for number in range(300):
+        want = Want(1, 1, (), 1, "ab"[number % 2] if lane else None)
+        store.calls.send(SendRequest("k", f"r{number}:0:0:0", PARKED, want))
+    server.commands = 0
+
+    assert len(store.parking.lane_waiters("k", lane, limit=100)) == 100
+    assert server.commands < 50
+
+
 class MakingServer(RewrittenServer):
     """
     A server that notes which functions a script makes only when it calls them.

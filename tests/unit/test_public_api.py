@@ -57,6 +57,7 @@ PUBLIC = {
         "task_dropped",
         "task_joined",
         "task_parked",
+        "task_refused",
         "task_updated",
         "task_woken",
     ],

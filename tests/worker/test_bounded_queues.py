@@ -6,6 +6,7 @@ import pytest
 from celery import chain, chord, group
 
 from celery_distlock.errors import ConfigurationError, LockConflictError, QueueFullError
+from celery_distlock.signals import task_refused
 from tests.threads import in_threads
 from tests.waiting import wait_until
 
@@ -52,6 +53,26 @@ def test_a_message_for_a_full_queue_fails_where_it_runs(site, key):
     for result in waiting:
         result.get(timeout=30)
     assert site.journal.read(key) == [1, 2]
+
+
+def test_receivers_are_notified_of_a_call_that_is_refused(site, key):
+    told = []
+
+    def note(sender, key, task_id, **_):
+        told.append((sender.name, key, task_id))
+
+    task_refused.connect(note)
+    try:
+        with site.held(key):
+            waiting = fill(site, key)
+            with pytest.raises(QueueFullError):
+                site.tasks.work_of_two.apply_async((key, 3), lock_via="store", task_id="refused")
+    finally:
+        task_refused.disconnect(note)
+
+    assert told == [("work_of_two", key, "refused")]
+    for result in waiting:
+        result.get(timeout=30)
 
 
 @via_each

@@ -19,10 +19,12 @@ from celery_distlock.ops.admin import Admin
 from celery_distlock.ops.cli.display import (
     ACTION_COLUMNS,
     HOLD_COLUMNS,
+    LANE_COLUMNS,
     LOCK_COLUMNS,
     WAITER_COLUMNS,
     action_cells,
     hold_cells,
+    lane_cells,
     lock_cells,
     waiter_cells,
 )
@@ -89,6 +91,7 @@ class LockAdmin(admin.ModelAdmin):
             key = key_of(lock.name)
             info, lists = locks.show(key), Ability.LIST in locks.store.abilities
             waiters = locks.queue(key, first=first, limit=QUEUE_PAGE) if lists else []
+            lanes = locks.lanes(key, limit=QUEUE_PAGE) if info.waiting else []
             now = time.time()
             forms = [
                 (name, form(auto_id=f"{name}_%s"))
@@ -98,6 +101,7 @@ class LockAdmin(admin.ModelAdmin):
             acts = [action_cells(each, now) for each in locks.actions(key)]
             tables = [
                 ("Holders", HOLD_COLUMNS, [hold_cells(each, now) for each in info.holds]),
+                ("Lanes", LANE_COLUMNS, list(map(lane_cells, lanes))),
                 ("Queue", WAITER_COLUMNS, [waiter_cells(each, now) for each in waiters]),
                 ("Operators", ACTION_COLUMNS, acts),
             ]

@@ -36,12 +36,12 @@ LOCK_COLUMNS = (
     "notes",
 )
 HOLD_COLUMNS = ("holder", "id", "worker", "units", "slot", "since", "lease")
-WAITER_COLUMNS = ("place", "kind", "task", "id", "worker", "waits", "wants")
+WAITER_COLUMNS = ("place", "kind", "task", "id", "worker", "waits", "leaves", "wants")
 ACTION_COLUMNS = ("action", "by", "when", "what", "reason")
 CALL_COLUMNS = ("identity", "id", "where")
 LANE_COLUMNS = ("lane", "waiting", "in use", "share")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
-OPTIONAL = frozenset({"held", "notes", "wants"})  # omitted if they are empty in all rows
+OPTIONAL = frozenset({"held", "notes", "leaves", "wants"})  # omitted if they are empty in all rows
 EXCLUSIVE = "exclusive"
 WHOLE = frozenset({"key", "id"})  # kept on one line: they are copied into the next command
 SPARE = ("token", "worker", "woken", "slot", "lease")  # dropped for that, in this order
@@ -359,6 +359,7 @@ def waiter_record(waiter: WaiterInfo) -> dict[str, Any]:
         "capacity": waiter.want.capacity or None,
         "lane": waiter.want.lane,
         "due_in_seconds": None if waiter.due is None else round(waiter.due, 3),
+        "leaves_in_seconds": None if waiter.leaves is None else round(waiter.leaves, 3),
     }
 
 
@@ -372,6 +373,7 @@ def waiter_cells(waiter: WaiterInfo, now: float) -> list[str]:
         printable(waiter.who.task_id),
         worker_label(waiter.who),
         waits if waiter.due is None else f"in {duration(waiter.due)}",
+        "" if waiter.leaves is None else f"in {duration(waiter.leaves)}",
         wants_label(waiter.want),
     ]
 

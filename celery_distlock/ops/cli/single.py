@@ -241,21 +241,26 @@ _STATES = {
 @key_argument
 @click.option("--first", type=PLACE, default=0, help="The first position to show.")
 @click.option("--limit", type=COUNT, default=100, show_default=True)
+@click.option("--lane", help="Only the waiters of this lane; '': of those without a lane.")
 @json_option
-def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> None:
+def queue_(
+    obj: CLIContext, key: str, *, first: int, limit: int, lane: str | None, as_json: bool
+) -> None:
     """
     Show the waiters of KEY, in order.
 
     Waiters are parked tasks and blocked processes. Two kinds have no place: woken tasks, which are
     in flight to the key, come first; delayed calls, which join the queue later, come last, and
-    WAITS shows in how long. The exit status is 1 if there are no waiters.
+    WAITS shows in how long. With --lane, positions count in the lane, and delayed calls are left
+    out. LEAVES shows when a task gives up. The exit status is 1 if there are no waiters.
     """
-    admin = admin_of(obj, Ability.LIST)
-    waiters, now = admin.queue(key, first=first, limit=limit), time.time()
+    admin = admin_of(obj, Ability.LIST, *([] if lane is None else [Ability.QUEUE]))
+    waiters, now = admin.queue(key, first=first, limit=limit, lane=lane), time.time()
     if as_json:
         write_json({"key": key, "waiters": [waiter_record(waiter) for waiter in waiters]})
     elif not waiters:
-        obj.echo(f"{printable(key)} has no waiters at {admin.where}.")
+        where = f" in the lane {printable(lane)!r}" if lane else " without a lane" * (lane == "")
+        obj.echo(f"{printable(key)} has no waiters{where} at {admin.where}.")
     else:
         Screen(obj).table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in waiters))
     if not waiters:

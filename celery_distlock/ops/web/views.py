@@ -25,10 +25,11 @@ from celery_distlock.errors import (
     StoreUnavailableError,
 )
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.naming import shown
 from celery_distlock.ops.acts import MOST_TEXT, this_user
 from celery_distlock.ops.admin import Admin
 from celery_distlock.ops.cli.ranges import DAY
-from celery_distlock.ops.looks import CallInfo, WaiterInfo
+from celery_distlock.ops.looks import WaiterInfo
 from celery_distlock.settings import closest
 from celery_distlock.stores.holders import Holder, HoldInfo
 from celery_distlock.stores.values import UNREADABLE, Action, KeyState, Limit
@@ -45,6 +46,7 @@ FILES = Path(__file__).parent / "files"
 MOST_SHOWN = 1000  # keys in one response
 QUEUE_PAGE = 50  # waiters in one response
 MOST_CALLS = 20  # calls with an identity in one response
+MOST_LANES = 20  # in one response
 FURTHEST = 10**9  # place in a queue
 LONGEST_BODY = 16_384  # bytes
 
@@ -166,7 +168,7 @@ class Views:
         asked = _query(request, "name", "first")
         key = _key(asked.get("name", ""))
         first = _number("first", asked.get("first", "0"), 0, FURTHEST)
-        lock, queue, calls, actions, seen = await run_in_threadpool(self._look_at, key, first)
+        lock, more = await run_in_threadpool(self._look_at, key, first)
         now = clock.wall()
         return Json(
             {
@@ -174,10 +176,7 @@ class Views:
                 "holds": [_hold(hold, now) for hold in lock.holds],
                 "first": first,
                 "page": QUEUE_PAGE,
-                "queue": [_waiter(waiter, now) for waiter in queue],
-                "calls": [asdict(call) for call in calls],
-                "actions": [_action(action) for action in actions],
-                "seen": seen,
+                **more,
             }
         )
 
@@ -198,14 +197,18 @@ class Views:
             "grants": [_grant(grant, lock) for grant in known.grants],
         }
 
-    def _look_at(
-        self, key: str, first: int
-    ) -> tuple[KeyState, list[WaiterInfo], list[CallInfo], list[Action], dict[str, Any]]:
-        lock = self._admin.show(key)
+    def _look_at(self, key: str, first: int) -> tuple[KeyState, dict[str, Any]]:
+        lock, now = self._admin.show(key), clock.wall()
         queue = self._admin.queue(key, first=first, limit=QUEUE_PAGE)
+        lanes = self._admin.lanes(key, limit=MOST_LANES) if lock.waiting else []
         calls = self._admin.calls(key, limit=MOST_CALLS) if lock.identities else []
-        actions = self._admin.actions(key)
-        return lock, queue, calls, actions, self._seen(lock, clock.wall())
+        return lock, {
+            "queue": [_waiter(waiter, now) for waiter in queue],
+            "lanes": [{**lane._asdict(), "name": shown(lane.name)} for lane in lanes],
+            "calls": [asdict(call) for call in calls],
+            "actions": [_action(action) for action in self._admin.actions(key)],
+            "seen": self._seen(lock, now),
+        }
 
     async def release(self, request: Request) -> Response:
         """
@@ -385,6 +388,8 @@ def _waiter(waiter: WaiterInfo, now: float) -> dict[str, Any]:
         "since": waiter.since,
         "waited": max(0.0, now - waiter.since) if waiter.since else None,
         "due": waiter.due,
+        "leaves": waiter.leaves,
+        "lane": shown(waiter.want.lane or ""),
     }
 
 

@@ -164,8 +164,8 @@ class Inspection(Part):
         )
         return _shared(state, told) if owner == SHARED else state
 
-    def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
-        call = self._records.call(_WAITERS, slot_name(key), first, first + limit - 1)
+    def waiters(self, key: str, *lane: str, first: int = 0, limit: int = 100) -> list[Waiter]:
+        call = self._records.call(_WAITERS, slot_name(key), first, first + limit - 1, *lane)
         answer = self._requests.ask([call], key).answers[0]
         with self._requests.reading(_WAITERS, answer):
             found = Fields.read(answer)
@@ -223,7 +223,8 @@ def _shared(state: KeyState, told: Fields) -> KeyState:
 def _waiter(told: Fields, *, woken: bool) -> Waiter:
     _, _, owner = told.text("blocked").partition(" ")
     since, want = since_of(told.raw("since")), want_of(told.raw("want"))
-    return Waiter(owner, told.text("run"), since, b"", woken, told.text("task"), want=want)
+    run, task, leaves = told.text("run"), told.text("task"), told.seconds("leaves_ms")
+    return Waiter(owner, run, since, b"", woken, task, want=want, leaves=leaves)
 
 
 _INSPECT, _WAITERS = map(scripts.load, ("inspect", "waiters"))

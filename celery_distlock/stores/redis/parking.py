@@ -287,6 +287,11 @@ class RedisParking(Part, Parking):
         ) as all_:
             return [_lane_in(each) for each in Fields.read(all_).each("lanes")]
 
+    def lane_waiters(
+        self, key: str, lane: str, *, first: int = 0, limit: int = 100
+    ) -> list[Waiter]:
+        return self._inspection.waiters(key, slot_name(lane), first=first, limit=limit)
+
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = literal(f"{task_id}:") + "*"
         for names in self._inspection.waiting_names() if key is None else [[slot_name(key)]]:

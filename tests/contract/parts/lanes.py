@@ -102,6 +102,54 @@ class Lanes(Given):
 
         assert line.to_the_end() == "abcac" + "a" * 18
 
+    def test_the_waiters_of_each_lane_are_listed_in_pages(self, store: QueueStore) -> None:
+        take(store, "k", "holder")
+        names: list[str | None] = [None, *ODD]
+        for number in range(3):
+            for name in names:
+                send(store, "k", f"{number}{names.index(name)}", want=lane(name))
+
+        def listed(name: str, first: int = 0, limit: int = 100) -> list[str]:
+            page = store.parking.lane_waiters("k", name, first=first, limit=limit)
+            return [waiter.run for waiter in page]
+
+        assert listed("other") == []
+        for name in ODD[1:]:
+            runs = [f"{number}{names.index(name)}" for number in range(3)]
+            assert listed(name) == [*listed(name, 0, 2), *listed(name, 2, 2)] == runs
+            assert listed(name, 3) == []
+        plain = [f"{number}{names.index(name)}" for number in range(3) for name in (None, "")]
+        assert listed("") == plain
+
+    def test_waiters_without_lanes_are_listed_as_such(self, store: QueueStore) -> None:
+        take(store, "k", "holder")
+        send(store, "k", "run")
+        waiter = wait_for(store, "k", "blocked")
+
+        found = store.parking.lane_waiters("k", "", first=0, limit=10)
+
+        assert [each.run or each.owner for each in found] == ["run", waiter.owner]
+        assert store.parking.lane_waiters("k", "a") == []
+
+    def test_a_run_that_is_dispatched_is_listed_in_its_lane(self, store: QueueStore) -> None:
+        take(store, "k", "holder")
+        for run, name in (("first", "a"), ("second", "b"), ("third", "a")):
+            send(store, "k", run, want=lane(name))
+        leave(store, "k", "holder")
+
+        in_a, in_b = (store.parking.lane_waiters("k", name) for name in "ab")
+
+        assert [(each.run, each.woken) for each in in_a] == [("first", True), ("third", False)]
+        assert [(each.run, each.woken) for each in in_b] == [("second", False)]
+
+    def test_a_waiter_that_has_left_is_not_listed_in_its_lane(self, store: QueueStore) -> None:
+        take(store, "k", "holder")
+        want = lane("a")
+        first, second = (wait_for(store, "k", name, want=want) for name in ("one", "other"))
+        store.release(ReleaseRequest("k", first.owner, inbox=first.inbox))
+
+        assert [each.owner for each in store.parking.lane_waiters("k", "a")] == [second.owner]
+
     def test_starts_are_in_proportion_to_shares(self, store: QueueStore) -> None:
         line = Line(store)
         for name, share in (("a", 1), ("b", 2), ("c", 0.5)):

@@ -1,6 +1,7 @@
 """Parked runs that leave their queue after some time, without their key."""
 
 from collections.abc import Callable
+from typing import Any
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, StandRequest
@@ -54,6 +55,19 @@ class Leaving(Given):
         assert (wake.run, wake.envelope) == ("run", b"run")
         assert store.inspect("k").waiting == 0
         assert holder(store, "k") == "a"
+
+    def test_a_look_at_the_queue_shows_how_long_it_may_wait(
+        self, store: Any, pass_time: PassTime
+    ) -> None:
+        take(store, "k", "a", lease=300.0)
+        _park(store, "run", 60.0)
+        park(store, "k", "other")
+        pass_time(20.0)
+
+        run, other = store.waiters("k")
+
+        assert 30.0 < run.leaves <= 40.0
+        assert other.leaves is None
 
     def test_it_waits_until_then(self, store: QueueStore, pass_time: PassTime) -> None:
         take(store, "k", "a", lease=300.0)

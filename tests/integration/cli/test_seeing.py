@@ -153,20 +153,23 @@ def endless(bare_site, key):
         client.delete(bare_site.record(key))
 
 
-def test_the_lanes_of_a_queue_are_shown(bare_site, locks, key):
+def test_the_lanes_of_a_queue_are_shown(bare_site, locks, invoke, key):
     with bare_site.held(key):
         for number, lane in enumerate(["acme", "acme", "a\tb", None]):
             want = ALONE if lane is None else Want(1, 9, (), 1, lane, 3000, 5)
             request = SendRequest(key, f"{number}:0:0:0", ParkRequest(b"{}"), want=want)
             bare_site.store.calls.send(request)
         shown, queued = locks("show", key), locks("queue", key)
+        acme, rest = (invoke("queue", key, "--lane", lane).stdout for lane in ("acme", ""))
+        second = json.loads(invoke("queue", key, "--lane=acme", "--first=1", "--json").stdout)
+        none = locks("queue", key, "--lane", "other")
         (record,) = records(locks("show", key, "--json"))
         (waiters,) = records(locks("queue", key, "--json"))
         for number in range(4):
             bare_site.store.parking.cancel(key, f"{number}:0:0:0")
 
     assert (
-        "LANE\tWAITING\tIN USE\tSHARE\n(none)\t1\t\t1\na\\tb\t1\t0 of 5\t3\nacme\t2\t0 of 5\t3\n"
+        "LANE\tWAITING\tIN USE\tSHARE\n(none)\t1\t-\t1\na\\tb\t1\t0 of 5\t3\nacme\t2\t0 of 5\t3\n"
     ) in shown.stdout
     assert record["lanes"] == [
         {"name": "", "waiting": 1, "share": 1.0, "most": 0, "used": 0},
@@ -175,6 +178,29 @@ def test_the_lanes_of_a_queue_are_shown(bare_site, locks, key):
     ]
     assert [row["WANTS"] for row in rows(queued.stdout)][:2] == ["1 of 9, lane acme"] * 2
     assert [each["lane"] for each in waiters["waiters"]] == ["acme", "acme", "a\tb", None]
+    assert [(row["PLACE"], row["ID"]) for row in rows(acme)] == [("0", "0"), ("1", "1")]
+    assert [(each["place"], each["task_id"]) for each in second["waiters"]] == [(1, "1")]
+    assert [(row["PLACE"], row["ID"]) for row in rows(rest)] == [("0", "3")]
+    assert none.returncode == 1
+    assert f"{key} has no waiters in the lane 'other' at " in none.stdout
+
+
+def test_the_queue_shows_when_a_task_gives_up(bare_site, locks, key):
+    with bare_site.held(key):
+        for number, leaves in enumerate([3600.0, None]):
+            request = SendRequest(key, f"{number}:0:0:0", ParkRequest(b"{}", leaves=leaves))
+            bare_site.store.calls.send(request)
+        queued = locks("queue", key)
+        (record,) = records(locks("queue", key, "--json"))
+        for number in range(2):
+            bare_site.store.parking.cancel(key, f"{number}:0:0:0")
+
+    first, second = rows(queued.stdout)
+    assert first["LEAVES"].startswith("in 59m")
+    assert second["LEAVES"] == "-"
+    left, none = [each["leaves_in_seconds"] for each in record["waiters"]]
+    assert 3400 < left <= 3600
+    assert none is None
 
 
 def test_a_lock_without_an_end_is_listed_and_shown(bare_site, endless, invoke):

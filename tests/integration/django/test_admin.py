@@ -153,6 +153,23 @@ out(client.get(LIST + "no/such/page/").status_code)
     assert wrong[0] in (302, 404)
 
 
+def test_the_lanes_of_a_queue_are_shown(project):
+    code = """
+from celery_distlock.stores import ParkRequest, SendRequest, Want
+hold("stock:A")
+for number in range(3):
+    want = Want(1, 1, (), 1, ("acme", "zeta")[number % 2], 3000)
+    parked = ParkRequest(b"{}", leaves=3600.0)
+    request = SendRequest("stock:A", f"{number}:0:0:0", parked, want=want)
+    admin.store.calls.send(request)
+page = user("view").get(address("stock:A")).content.decode()
+lanes, queue = page.partition("<caption>Lanes</caption>")[2].split("<caption>Queue</caption>")
+out("<td>acme</td><td>2</td><td>-</td><td>3</td>" in lanes, "<td>zeta</td><td>1</td>" in lanes)
+out(queue.count("lane acme"), queue.count("<td>in 59m"))
+"""
+    assert facts(project, code) == [[True, True], [2, 3]]
+
+
 def test_a_key_that_has_changed_hands_is_not_released(project):
     code = """
 owner, token = hold("stock:A")

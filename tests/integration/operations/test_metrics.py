@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from celery_distlock.errors import StoreError
+from celery_distlock.errors import QueueFullError, StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.ops import prometheus
 from celery_distlock.ops.cli import locks
@@ -164,6 +164,27 @@ def test_calls_that_are_not_sent_are_counted(site, key, rule, name):
         results = [task.delay(key, 1) for _ in range(3)]
         assert (total(name), total(other)) == (before[0] + 2, before[1])
     results[0].get(timeout=30)
+
+
+@pytest.mark.parametrize("via", ["store", "broker"])
+def test_calls_and_tasks_that_a_full_queue_refuses_are_counted(site, key, via):
+    task = site.tasks.work_of_two
+
+    def total():
+        flush()
+        return read(site.app).get(("distlock_refused_total", task.name, None), 0)
+
+    before = total()
+    with site.held(key):
+        results = []
+        for number in (1, 2):
+            results.append(task.apply_async((key, number), lock_via="store"))
+            site.wait_queued(key, number)
+        with pytest.raises(QueueFullError):
+            task.apply_async((key, 3), lock_via=via).get(timeout=30)
+        wait_until(lambda: total() == before + 1, what="it to be counted", timeout=60)
+    for result in results:
+        result.get(timeout=30)
 
 
 def test_each_of_several_holders_counts_for_its_task(site, key):

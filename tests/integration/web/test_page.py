@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from celery_distlock import Lock, Rate
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.values import ParkRequest, Want
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest
+from celery_distlock.stores.values import ALONE, ParkRequest, Want
 from tests import servers
 from tests.waiting import wait_until
 from tests.worker.intruder import Intruder, envelope
@@ -256,6 +256,26 @@ def test_the_queue_is_shown_in_its_order(page_process, queue):
     assert {waiter["kind"] for waiter in answer["queue"]} == {"parked"}
     assert {waiter["who"]["task"] for waiter in answer["queue"]} == {"work_requeue"}
     assert answer["lock"]["waiting"] == 3
+
+
+def test_lanes_are_shown_and_when_a_waiter_leaves(page_process, hold, admin):
+    hold("lanes")
+    for number, lane in enumerate(["acme", "acme", None]):
+        want = ALONE if lane is None else Want(1, 1, (), 1, lane, 3000)
+        leaves = None if number else 3600.0
+        park_request = ParkRequest(b"{}", task="shop.call", leaves=leaves)
+        admin.store.calls.send(SendRequest("lanes", f"{number}:0:0:0", park_request, want=want))
+
+    answer = page_process.get("/api/lock", name=page_process.find("lanes")["name"])
+
+    lanes = {lane["name"]: (lane["waiting"], lane["share"]) for lane in answer["lanes"]}
+    assert lanes == {"": (1, 1.0), "acme": (2, 3.0)}
+    assert [waiter["lane"] for waiter in answer["queue"]] == ["acme", "acme", ""]
+    first, *others = [waiter["leaves"] for waiter in answer["queue"]]
+    assert 3400 < first <= 3600
+    assert others == [None, None]
+    for number in range(3):
+        admin.store.parking.cancel("lanes", f"{number}:0:0:0")
 
 
 def test_a_dropped_task_runs_no_more(page_process, queue, locked):

@@ -302,6 +302,7 @@ function showDetails(details) {
   facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "–"]);
   if (lock.opens !== null) facts.push(["Next", opening(lock) + (lock.sooner ? "" : ", by time alone")]);
   if (lock.later) facts.push(["Later", `${count(lock.later)}, the first in ${seconds(lock.due)}`]);
+  if (details.lanes.length) facts.push(["Lanes", details.lanes.map(turn).join(", ")]);
   if (lock.identities) facts.push(["Known calls", known(details.calls, lock.identities)]);
   showFacts(facts, lock.state);
   at("actions").hidden = session.readOnly;
@@ -312,6 +313,11 @@ function showDetails(details) {
   showQueue(details);
   showSeen(details);
   showActions(details);
+}
+
+/** Describe a lane; the first one has the next turn. */
+function turn({ name, waiting, share }) {
+  return `${name || "(none)"}: ${count(waiting)}${share === 1 ? "" : ` (share ${share})`}`;
 }
 
 /** Return the calls with an identity, which duplicates join. */
@@ -417,7 +423,9 @@ function waiterItem(lock, waiter) {
   const waited = waiter.waited === null ? "" : ` for ${seconds(waiter.waited)}`;
   const since = waiter.due === null ? waited : `, in ${seconds(waiter.due)}`;
   const wants = waiter.capacity === 1 ? "" : `, wants ${of(waiter.units, waiter.capacity || null)}`;
-  const about = make("div", "soft", kinds[waiter.kind] + place + since + wants);
+  const lane = waiter.lane ? `, lane ${waiter.lane}` : "";
+  const leaves = waiter.leaves === null ? "" : `, leaves in ${seconds(waiter.leaves)}`;
+  const about = make("div", "soft", kinds[waiter.kind] + place + since + wants + lane + leaves);
   if (waiter.since) about.title = `since ${clock(waiter.since)}`;
   who.append(about);
   item.append(who);
