@@ -17,7 +17,7 @@ from celery_distlock.stores.memory.server import Server
 from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.queue_store import ready, stand
 from celery_distlock.stores.redis.connections import BrokenOffError
-from celery_distlock.stores.requests import SendRequest, StandRequest
+from celery_distlock.stores.requests import Identity, SendRequest, StandRequest
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -144,6 +144,8 @@ class Run:
         self.is_waiting = False  # in the store, as that has said
         self.may_repeat = False  # a process has died with it
         self.owner = ""  # if it blocks
+        self.identity: Identity | None = None
+        self.is_recalled = False  # perhaps; a newer call was sent
 
 
 class World:
@@ -204,9 +206,16 @@ class World:
         else:
             self.messages.append((run, False))
 
-    def sends(self, key: str, delay: float = 0.0, want: Want = ALONE) -> Run:
+    def sends(
+        self,
+        key: str,
+        delay: float = 0.0,
+        want: Want = ALONE,
+        identity: Identity | None = None,
+    ) -> Run:
         """Send a task through the store."""
         run = Run(f"r{len(self.runs)}:0:0:0", [key], want)
+        run.identity = identity
         self.runs[run.name] = run
         self._sends(run, delay)
         return run
@@ -214,6 +223,7 @@ class World:
     def _sends(self, run: Run, delay: float) -> None:
         park_request = ParkRequest(run.name.encode())
         request = SendRequest(run.keys[0], run.name, park_request, run.want, delay)
+        request = request._replace(identity=run.identity)
         reply = self.ask(lambda: self.store.calls.send(request), run)
         if self.died:
             run.times = 1  # it may be there, or not
@@ -222,9 +232,31 @@ class World:
             self.left.append(lambda: self._sends(run, delay))
             return
         self.woken(reply.wake)
+        if reply.sent is Sent.CHANGED:
+            run.times = 1  # another call was sent first
+            return
         if reply.sent is Sent.GO:
             self.messages.append((run, True))
         run.is_waiting = True
+
+    def sends_newer(self, earlier: Run, identity: Identity) -> Run:
+        """Send a task that supersedes an *earlier* one, which must learn of it if it runs."""
+        earlier.is_recalled = True
+        calls = self.server.keys._keys.get(b"p:{%b}:calls" % earlier.keys[0].encode())
+        # A script that was cut short, and repeated, has left it without an identity.
+        has_identity = calls and earlier.name.encode() in b" ".join(calls.value.values())
+        run = self.sends(earlier.keys[0], identity=identity)
+        for key, owner in earlier.holds.items() if run.is_waiting and has_identity else ():
+            hold = Ownership(key, owner, LEASE)
+            outcome = self.ask(lambda hold=hold: self.store.renew([hold], 1.0)[0][0])
+            assert outcome in (None, RenewOutcome.RECALLED, RenewOutcome.UNKNOWN)
+        return run
+
+    def arrives(self, run: Run) -> None:
+        """Have a task begin whose message is with the broker."""
+        if (run, True) in self.messages:
+            self.messages.remove((run, True))
+            self.begins(run, may_be_copy=True)
 
     def cancels(self, run: Run) -> None:
         """Cancel a task that waits."""
@@ -284,6 +316,11 @@ class World:
                 taken[key] = owner
             elif reply.status is Status.PARKED:
                 run.is_waiting = True
+                return
+            elif reply.status is Status.RECALLED:
+                assert run.is_recalled
+                self.gives_up(run, taken)
+                self.drops(run)
                 return
             elif reply.status is Status.DONE:
                 assert run.times or run.may_repeat or run.is_waiting
@@ -367,6 +404,9 @@ class World:
         for key, owner in run.holds.items():
             hold = Ownership(key, owner, LEASE)
             outcome = self.ask(lambda hold=hold: self.store.renew([hold], 1.0)[0][0])
+            if outcome is RenewOutcome.RECALLED:
+                assert run.is_recalled
+                continue
             assert outcome in (None, RenewOutcome.RENEWED, RenewOutcome.UNKNOWN)
 
     def dies(self, run: Run) -> None:

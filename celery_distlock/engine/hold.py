@@ -455,7 +455,7 @@ class Hold:
 
         *tell* is called with the function that reports it.
         """
-        if outcome is RenewOutcome.RENEWED:
+        if outcome.is_held:
             with self._mutex:
                 if self.state is not HELD:
                     return

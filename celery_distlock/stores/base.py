@@ -71,8 +71,8 @@ class Store(ABC):
     :exc:`~celery_distlock.errors.StoreError` when the store refuses.
 
     Attributes:
-        abilities: What the store can do. A class lists those of ``SHARE``, ``RECOGNISE`` and
-            ``SEVERAL`` that it has; those of its interfaces are added.
+        abilities: What the store can do. A class lists those of ``SHARE``, ``RECOGNISE``,
+            ``SEVERAL`` and ``RECALL`` that it has; those of its interfaces are added.
         address: Where the store is, for people: without a password, the same for all prefixes.
         identity: Equal for stores in which a key is the same lock.
     """
@@ -189,6 +189,18 @@ class Store(ABC):
         Does not raise and does not repeat: a hold that got no answer within *timeout* seconds is
         ``UNKNOWN``. Each outcome comes with the local time just before the request.
         """
+
+    def recall(self, key: str, owner: str) -> bool:
+        """
+        Ask *owner*, which holds *key*, to leave: its renewals are ``RECALLED`` from now on.
+
+        Returns:
+            False: It does not hold the key.
+
+        Raises:
+            StoreError: This store cannot do it, or did not answer.
+        """
+        raise StoreError(f"{self.address} cannot {Ability.RECALL.value}")
 
     @abstractmethod
     def release(self, request: ReleaseRequest) -> Release:

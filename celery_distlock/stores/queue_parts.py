@@ -296,7 +296,7 @@ class Audit(ABC):
         Return which operator has taken *key* from *owner*, and why; empty if unknown.
 
         With *patience*, read the record, in at most that many seconds. Without it, return only what
-        a refused renewal has found.
+        a renewal has found that was refused, or answered ``RECALLED``.
         """
 
 
@@ -476,6 +476,11 @@ class Calls(ABC):
 
         A run that waits, is dispatched, or holds the key is not added again, and its first envelope
         counts. The answer is then ``QUEUED``, or the same as the first time.
+
+        A run that its identity recalls is asked to leave, as by `Store.recall`: at once if it holds
+        the key, else when it begins. Once asked, it does not begin again: `Store.acquire` answers a
+        second delivery of it with ``RECALLED``, unless it still holds the key, or has ended. For
+        stores with the ability ``RECALL``.
 
         A run that is kept until its time is not counted among those that wait, and never refused.
         """

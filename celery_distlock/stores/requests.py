@@ -120,6 +120,8 @@ class Identity(NamedTuple):
         silent: Its result is not stored.
         fixed: Its message must not be replaced: a caller waits for this very call.
         beside: It is sent in addition to the run that it replaces, even if that run waits.
+        recalls: ``"all"``: the run that had the identity before, and runs or is dispatched, is
+            asked to leave. ``"free"``: not if that one is `fixed`. Empty: it is not asked.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Identity(NamedTuple):
     silent: bool = False
     fixed: bool = False
     beside: bool = False
+    recalls: str = ""
 
 
 class SendRequest(NamedTuple):

@@ -61,6 +61,7 @@ class Ability(enum.Enum):
     LIST = "list its keys and their waiters"
     COUNT = "add up counters"
     QUEUE = "keep tasks until the key is free, and count its units and starts"
+    RECALL = "ask a holder to leave"
 
 
 class Want(NamedTuple):
@@ -257,11 +258,11 @@ class Action(NamedTuple):
     An operator's action on a key, requested or done.
 
     Attributes:
-        name: ``release``, ``drop``, ``wake``, ``limit``, ``pause`` or ``resume``.
+        name: ``release``, ``recall``, ``drop``, ``wake``, ``limit``, ``pause`` or ``resume``.
         author: The operator, as ``user@host``.
         reason: The operator's reason; empty if none was given.
         about: What the action applies to, or the terms of a limit, as text for people.
-        owners: The owners that lose the key.
+        owners: The owners that lose the key, or are asked to leave.
         at: When, in seconds since the epoch by the store's clock; 0: not yet.
     """
 
@@ -274,9 +275,10 @@ class Action(NamedTuple):
 
     @property
     def loss(self) -> str:
-        """Why the owners lost the key, for errors and log lines."""
+        """Why the owners lost the key, or are asked to leave, for errors and log lines."""
         at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds")
-        return f"taken by {self.author} at {at}{self.reason and f': {self.reason}'}"
+        verb = "asked to leave" if self.name == "recall" else "taken"
+        return f"{verb} by {self.author} at {at}{self.reason and f': {self.reason}'}"
 
 
 class Status(enum.Enum):
@@ -286,6 +288,7 @@ class Status(enum.Enum):
     BUSY = "busy"
     PARKED = "parked"
     DONE = "done"  # the run has ended; this is a second delivery of it
+    RECALLED = "recalled"  # the run was asked to leave, and its process has died; as above
     FREE = "free"  # the key has no holder, and nothing was done
     FULL = "full"  # as many wait as the request allows, and nothing was done
     RESERVED = "reserved"  # all of its keys are reserved for the run
@@ -301,12 +304,22 @@ class Sending(enum.Enum):
 
 
 class RenewOutcome(enum.Enum):
-    """The outcome of a renewal. After ``UNKNOWN``, the hold lasts until its lease ends."""
+    """
+    The outcome of a renewal. After ``UNKNOWN``, the hold lasts until its lease ends.
+
+    ``RECALLED``: it is renewed, and its holder is asked to leave.
+    """
 
     RENEWED = "renewed"
+    RECALLED = "renewed, and asked to leave"
     HELD = "held by somebody else"
     LOST = "gone"
     UNKNOWN = "the store did not answer"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease was extended."""
+        return self in (RenewOutcome.RENEWED, RenewOutcome.RECALLED)
 
 
 class Completion(enum.Enum):

@@ -28,7 +28,7 @@ from celery_distlock.process.log_lines import log_safely
 from celery_distlock.process.threads import DaemonThread
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import ReleaseRequest
-from celery_distlock.stores.values import Ownership, RenewOutcome
+from celery_distlock.stores.values import Ownership
 
 __all__ = ["Reaper", "ReaperStep", "forks"]
 
@@ -97,9 +97,7 @@ class Reaper:
         wanted = [Ownership(hold.key, hold.owner, hold.lease) for hold in ours.values()]
         outcomes = self._store.renew(wanted, min(hold.lease for hold in wanted) * PATIENCE)
         renewed = [
-            index
-            for index, (outcome, _) in zip(ours, outcomes, strict=True)
-            if outcome is RenewOutcome.RENEWED
+            index for index, (outcome, _) in zip(ours, outcomes, strict=True) if outcome.is_held
         ]
         if renewed:
             self._shared_holds.extend(stalled, renewed, min(asked_at for _, asked_at in outcomes))

@@ -41,6 +41,7 @@ class Grant:
     slot: int = -1
     place: float = 0.0
     comes_again: bool = False  # another message of its run may arrive
+    is_recalled: bool = False  # its holder is asked to leave
     upgrades: bool = False  # its owner waits until it has the key alone
     before: tuple[int, int, int] | None = None  # an upgrade: units, slot and capacity
     start: Terms | None = None  # that is reserved
@@ -67,6 +68,7 @@ class Member:
     is_put_off: bool = False  # it waits in flight for the end of an execution
     may_be_twice: bool = False  # the broker may have two of its messages
     was_delivered: bool = False  # it was parked by a worker
+    recalls: int = 0  # 1: it is asked to leave when it begins; 2: it was asked
 
 
 class Queue(dict[str, Member]):
@@ -106,6 +108,7 @@ class Key:
     delayed: dict[str, Member] = field(default_factory=dict)  # by run
     times: dict[str, float] = field(default_factory=dict)  # when they join the queue, by run
     done: set[str] = field(default_factory=set)
+    recalled: set[str] = field(default_factory=set)  # runs that were asked to leave
     settles: dict[str, float] = field(default_factory=dict)
     limit: Limit | None = None
     rest: float = 0.0
@@ -308,6 +311,17 @@ class Key:
         self.forget(waiter.run)
         self.flights[waiter.run] = replace(waiter, due=until, is_put_off=True)
 
+    def recall(self, run: str) -> None:
+        """Ask a run to leave: now, or when it begins."""
+        held = self.held_by(run)
+        if grant := held or self.grants.get(f"parked:{run}"):
+            grant.is_recalled = True
+        if held:
+            held.comes_again = True
+            self.recalled.add(run)
+        if known := self.parked(run):
+            known.recalls = 2 if held else 1
+
     def forget(self, run: str) -> None:
         for where in (self.queue, self.flights, self.delayed):
             where.pop(run, None)
@@ -315,4 +329,5 @@ class Key:
     def end(self, run: str) -> None:
         self.forget(run)
         self.done.add(run)
+        self.recalled.discard(run)
         self.settles.pop(run, None)

@@ -27,6 +27,7 @@ class Call(NamedTuple):
     expires: float
     silent: bool
     fixed: bool
+    recalls: bool
 
     @classmethod
     def of(cls, identity: Identity, run: str, now: float, first: float | None = None) -> Self:
@@ -34,7 +35,8 @@ class Call(NamedTuple):
         until = identity.until if isinstance(identity.until, str) else now + identity.until
         first = None if identity.most is None else now if first is None else first
         expires = now + identity.expires
-        return cls(run, until, first, expires, identity.silent, identity.fixed)
+        marks = identity.silent, identity.fixed, bool(identity.recalls)
+        return cls(run, until, first, expires, *marks)
 
 
 class CalledKey(RequestedKey):
@@ -108,9 +110,12 @@ class CalledKey(RequestedKey):
         if self.is_full(run, self.max_waiting):
             return Sent.FULL
         self.done.discard(run)
+        self.recalled.discard(run)
         for where in (self.settles, self.times):
             where.pop(run, None)
         self.drop(f"parked:{run}")
+        if identity and identity.recalls:
+            self._recall_earlier(run, identity)
         self.call = Call.of(identity, run, self.now) if identity else self.call
         if delay or (paced and any(each <= self.now for each in self.times.values())):
             self.times[run] = self.now + delay
@@ -118,6 +123,12 @@ class CalledKey(RequestedKey):
             return Sent.LATER
         self.line_up(Member(0.0, run, "", want))
         return self._let_in(run, Sent.QUEUED)
+
+    def _recall_earlier(self, run: str, identity: Identity) -> None:
+        """Ask the run to leave that has the identity, or had it until it began."""
+        before = self.call
+        if before and before.run != run and (identity.recalls == "all" or not before.fixed):
+            self.recall(before.run)
 
     def _update(self, run: str, want: Want, delay: float, identity: Identity) -> Sent:
         """Replace the message and the want of a run that waits, and perhaps when it joins."""

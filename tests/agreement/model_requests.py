@@ -110,7 +110,10 @@ class RequestedKey(Key):
         if not run or (came and self.parked(run)):
             asks = False
         ended, settles = asks and run in self.done, asks and self.settles.get(run, 0.0)
-        if not (ended or settles > self.now or other):
+        known = self.parked(run) if came else None
+        recalled = (asks and run in self.recalled) or (known is not None and known.recalls == 2)
+        recalled = recalled and not self.held_by(run)
+        if not (ended or settles > self.now or other or recalled):
             return None
         for grant in came:
             self.drop(grant.owner)
@@ -120,8 +123,10 @@ class RequestedKey(Key):
         if ended:
             return (Status.DONE,)
         is_held = not settles > self.now
+        if is_held and not other:
+            return (Status.DONE if request.mode == "line" else Status.RECALLED,)
         if request.parks:
-            waiter = Member(self.place_of(run), run, "", request.want, was_delivered=True)
+            waiter = self._parked_now(request, self.place_of(run))
             self.put_off(waiter, other.ends if other and is_held else settles)
         return (Status.PARKED if request.parks else Status.BUSY, is_held, 0)
 
@@ -164,8 +169,10 @@ class RequestedKey(Key):
         for owner in (grant.owner, f"parked:{request.run}"):
             self.drop(owner)
         known = self.parked(request.run)
+        asked = False  # to leave when it begins
         if known and (grant.owner != request.owner or grant.run != request.run):
             grant.comes_again |= known.may_be_twice
+            asked = known.recalls == 1
             self.forget(request.run)
             if request.retains:
                 is_new = known.is_put_off or not known.due
@@ -176,6 +183,13 @@ class RequestedKey(Key):
         grant.owner, grant.run, grant.place = request.owner, request.run, 0.0
         grant.ends = max(grant.ends, self.now + LEASE)
         self.grants[request.owner] = grant
+        if asked:
+            self.recall(request.run)
+
+    def _parked_now(self, request: Request, place: float) -> Member:
+        run, known = request.run, self.parked(request.run)
+        recalls = 2 if run in self.recalled else known.recalls if known else 0
+        return Member(place, run, "", request.want, was_delivered=True, recalls=recalls)
 
     def _join(self, request: Request, place: float, *, has_left: bool = False) -> Any:
         """Put one that has to wait into the queue, or back into it."""
@@ -183,8 +197,8 @@ class RequestedKey(Key):
         if request.parks and self.is_full(request.run, request.most):
             return (Status.FULL, bool(self.grants), 0)
         if request.parks:
+            waiter = self._parked_now(request, place)
             self.forget(request.run)
-            waiter = Member(place, request.run, "", request.want, was_delivered=True)
             self.queue[request.run] = waiter
         elif request.mode == "wait":
             waiter = Member(place, "", request.owner, request.want)

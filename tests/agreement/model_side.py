@@ -96,6 +96,7 @@ class _Key(CalledKey):
         self.drop(f"parked:{run}")
         grant.owner, grant.run, grant.place, grant.started = f"parked:{run}", run, 0.0, None
         grant.ends, grant.before, grant.upgrades = self.now + LEASE, None, False
+        grant.is_recalled = False
         self.grants[grant.owner] = grant
 
     def _complete(self, run: str, ended: Completion, grant: Grant | None) -> None:
@@ -117,8 +118,15 @@ class _Key(CalledKey):
     def _renew(self, owner: str) -> Any:
         if owner not in self.grants:
             return RenewOutcome.HELD if self.is_alone else RenewOutcome.LOST
-        self.grants[owner].ends = max(self.grants[owner].ends, self.now + LEASE)
-        return RenewOutcome.RENEWED
+        grant = self.grants[owner]
+        grant.ends = max(grant.ends, self.now + LEASE)
+        return RenewOutcome.RECALLED if grant.is_recalled else RenewOutcome.RENEWED
+
+    def _recall(self, owner: str) -> bool:
+        grant = self.grants.get(owner)
+        if grant:
+            grant.is_recalled = True
+        return grant is not None
 
     def _change(self, owner: str, how: str, waits: bool) -> Any:
         if waits and how == "upgrade":
@@ -163,8 +171,8 @@ class _Key(CalledKey):
         if run not in self.wakes:
             return None
         if what == "drop":
-            settles = run in self.settles and run not in self.done
-            is_known = settles or f"parked:{run}" in self.grants or run in self.flights
+            unended = (run in self.settles or run in self.recalled) and run not in self.done
+            is_known = unended or f"parked:{run}" in self.grants or run in self.flights
             return self._removed(run, is_known=is_known, mark=mark)
         if flight := self.flights.get(run):
             flight.sent, flight.with_broker = flight.sent + 1, True
@@ -203,7 +211,8 @@ class _Key(CalledKey):
         if not self.queue:
             self.queue.lanes = None
         self.hand_over()
-        self.call = self.call if self.bearer() else None
+        may_recall = self.call and self.call.recalls and self.held_by(self.call.run)
+        self.call = self.call if self.bearer() or may_recall else None
         return [(each,) for each in self.noted()]
 
     def _look_for(self, run: str, flight: Member) -> None:

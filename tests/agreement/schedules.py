@@ -39,6 +39,7 @@ VERBS = (  # with how often each is used
     *(("acquire", 8), ("park", 10), ("line", 4), ("wait", 8), ("send", 8), ("both", 3)),
     *(("claim", 9), ("release", 15), ("again", 3), ("renew", 2), ("change", 4), ("rest", 2)),
     *(("limit", 4), ("woken", 6), ("cancel", 2), ("time", 6), ("sweep", 4), ("look", 7)),
+    *(("recall", 1),),
 )
 
 
@@ -112,7 +113,7 @@ class _Draw:
         until, most = choice(("started", "finished", LEASE)), choice((None, LEASE))
         replaces = choice(("", "*", *RUNS))
         ends, marks = choice((math.inf, LEASE)), (self.flag(), self.flag(), self.flag())
-        return Identity(IDENTITY, until, replaces, most, ends, *marks)
+        return Identity(IDENTITY, until, replaces, most, ends, *marks, choice(("", "free", "all")))
 
     def limit(self) -> Limit | None:
         choice = self.chance.choice
@@ -141,6 +142,7 @@ _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
     "renew": lambda d: (d.one(),),
     "change": lambda d: (d.one(), d.chance.choice(("upgrade", "downgrade")), d.flag()),
     "rest": lambda d: (d.one(),),
+    "recall": lambda d: (d.one(),),
     "limit": lambda d: (d.key(), d.limit()),
     "woken": lambda d: (
         d.key(),
@@ -153,7 +155,7 @@ _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
     "sweep": lambda d: (d.key(),),
     "look": lambda d: (d.key(),),
 }
-_OF_OWNERS = ("release", "again", "renew", "change", "rest")
+_OF_OWNERS = ("release", "again", "renew", "change", "rest", "recall")
 
 
 def new_schedule(seed: str, times: tuple[float, ...]) -> Schedule:

@@ -90,7 +90,7 @@ class StoreSide:
     def _seen(self, reply: Reply, key: str) -> tuple[Any, ...]:
         """Return what a reply says but for times; of a token whether it is less than one before."""
         woken = self._noted(reply.wake)
-        if reply.status is Status.DONE:
+        if reply.status in (Status.DONE, Status.RECALLED):
             return (reply.status, woken)
         if reply.status is Status.GRANTED:
             is_less = reply.token < self._tokens.get(key, 0)
@@ -210,6 +210,10 @@ class StoreSide:
     def _rest(self, owner: str) -> Any:
         request = self._requests.get(owner)
         return request and self._store.units.rest(request.key, owner, LEASE)
+
+    def _recall(self, owner: str) -> Any:
+        request = self._requests.get(owner)
+        return request and self._store.recall(request.key, owner)
 
     def _limit(self, key: str, limit: Any) -> Any:
         return self._noted(self._store.units.set_limit(self._name(key), limit).wake)

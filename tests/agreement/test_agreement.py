@@ -86,6 +86,12 @@ FOUND_BY_MODEL = {
         "replaces == run and other == run and where == 'waiting'",
         "replaces == run and other == run",
     ),
+    "recalls": ("F.recall(F.inside(before, true) or before)", "local _ = nil"),
+    "recalls of fixed calls": ("request.recalls == 'all' or not is_fixed", "true"),
+    "second deliveries of recalled runs": (
+        "    if recalled and not F.held_by(run) then",
+        "    if false then",
+    ),
     "upgrades": ("    if key.count == 1 then\n", "    if true then\n"),
     "downgrades": ("'x', F.row_of(grant), 'was', was)", "'x', F.row_of(grant))"),
     "several keys": ("redis.call('EXISTS', QUEUE) > 0 or F.opens", "F.opens"),

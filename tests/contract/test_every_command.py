@@ -106,6 +106,23 @@ def calls(world):
     world.ask(lambda: world.store.calls.inherit("k", Identity("same", "finished"), first.name))
 
 
+def newer_calls(world):
+    same = Identity("same", recalls="all")
+    first = world.sends("k", identity=same)
+    world.arrives(first)
+    second = world.sends_newer(first, identity=same)
+    world.renews(first)
+    third = world.sends_newer(second, identity=same._replace(replaces=second.name, beside=True))
+    world.dies(first)
+    world.arrives(first)
+    world.arrives(second)
+    world.renews(second)
+    world.ask(lambda: world.store.recall("k", next(iter(second.holds.values()), "")))
+    world.ends(second)
+    world.arrives(third)
+    world.ends(third)
+
+
 def lanes(world):
     first = world.comes("k")
     for lane in ("a", "a", "b", None):
@@ -215,6 +232,7 @@ SCENARIOS = [
     lanes,
     lanes_at_their_most,
     strict,
+    newer_calls,
     *(threads, calls, changes, times, all_in_one_step, drops, several_keys_step_by_step),
     threads_alone,
     one_after_the_other,

@@ -18,6 +18,7 @@ from celery_distlock.testing import (
     CountContract,
     ListContract,
     OrderContract,
+    RecallContract,
     RecogniseContract,
     SeveralContract,
     StoreContract,
@@ -41,6 +42,7 @@ from tests.contract.parts.parking import Parking
 from tests.contract.parts.queues import Queues
 from tests.contract.parts.rate_limits import RateLimits
 from tests.contract.parts.rates import Rates
+from tests.contract.parts.recalls import Recalls
 from tests.contract.parts.recording import Recording
 from tests.contract.parts.resting import Resting
 from tests.contract.parts.retaining import Retaining
@@ -61,6 +63,7 @@ class FullContract(
     ListContract,
     CountContract,
     SeveralContract,
+    RecallContract,
     Parking,
     Queues,
     ParkedRuns,
@@ -91,6 +94,7 @@ class FullContract(
     Bounded,
     Leaving,
     Recording,
+    Recalls,
 ):
     """For a store that can do everything, and has its own clock in its tokens."""
 

@@ -41,7 +41,7 @@ class TestRedlockStore(StoreContract, RecogniseContract, ListContract, CountCont
         return pass_by
 
     def test_it_says_what_it_can_do(self, store):
-        assert store.abilities == set(Ability) - {Ability.SEVERAL, Ability.QUEUE}
+        assert store.abilities == set(Ability) - {Ability.SEVERAL, Ability.QUEUE, Ability.RECALL}
 
 
 def pass_by_at(server: EmbeddedServer, prefix: str, seconds: float) -> None:

@@ -31,7 +31,7 @@ class NativeContract(StoreContract, RecogniseContract, ListContract, CountContra
         return pass_by
 
     def test_it_says_what_it_can_do(self, store):
-        assert store.abilities == set(Ability) - {Ability.SEVERAL, Ability.QUEUE}
+        assert store.abilities == set(Ability) - {Ability.SEVERAL, Ability.QUEUE, Ability.RECALL}
 
 
 class TestNativeStore(NativeContract):

@@ -8,12 +8,21 @@ from celery_distlock.rate import Rate
 from celery_distlock.stores import ReleaseRequest, SendRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import request_runner
-from celery_distlock.stores.values import Completion, Ownership, ParkRequest, RenewOutcome, Want
+from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.values import (
+    Completion,
+    Ownership,
+    ParkRequest,
+    RenewOutcome,
+    Status,
+    Want,
+)
 from celery_distlock.testing.contract.actions import BUSY, all_of, ask, runs_of, take, wait_for
 from tests.breaking import BreakingServer, Fault, Mishap
 from tests.contract.parts.actions import park
 
 THREE = Want(1, 3)
+NEWEST = Identity("same", recalls="all")
 EACH_COMMAND = range(36)  # of the longest script here
 
 
@@ -149,3 +158,35 @@ def test_a_lane_never_has_more_than_its_most(store, command, number):
         list(store.parking.wake_next("k"))
 
     assert sorted(ended) == [f"r{each}" for each in range(6)]
+
+
+@pytest.mark.parametrize("cut", ["call", "claim"])
+@pytest.mark.parametrize("command", range(48))
+def test_a_newer_call_asks_the_one_before_to_leave(store, command, cut):
+    def send(run, **more):
+        identity = NEWEST._replace(**more)
+        store.calls.send(SendRequest("k", run, ParkRequest(b"m"), identity=identity))
+
+    send("first")
+    if cut == "call":
+        take(store, "k", "a", run="first", redelivered=True)
+        cut_short(store, command)
+        send("second")
+    else:
+        send("second", replaces="first")
+        cut_short(store, command)
+        take(store, "k", "a", run="first", redelivered=True)
+
+    def is_asked(owner):
+        return store.renew([Ownership("k", owner, 30.0)], 1.0)[0][0] is RenewOutcome.RECALLED
+
+    assert is_asked("a")
+    assert runs_of(all_of(store.release(ReleaseRequest("k", "a", run="first")).wake)) == ["second"]
+    again = ask(store, "k", "b", run="first", redelivered=True).status
+    if again is Status.GRANTED:  # a claim that was cut short and repeated is not noted as begun
+        assert cut == "claim"
+        assert is_asked("b")
+        store.release(ReleaseRequest("k", "b", run="first", completion=Completion.YES))
+    else:
+        assert again is Status.RECALLED
+    take(store, "k", "c", run="second", redelivered=True)

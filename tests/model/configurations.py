@@ -7,7 +7,7 @@ from celery_distlock.stores.values import Completion, Want
 
 from .models import Model, Plan
 
-__all__ = ["ALONE", "ANY_UNIT", "DEEP", "PACED", "PAIR", "SMALL"]
+__all__ = ["ALONE", "ANY_UNIT", "DEEP", "NEWEST", "PACED", "PAIR", "SMALL"]
 
 PAIR = Want(1, 2)  # one of two units
 SHARED = Want(1, 0)
@@ -16,6 +16,7 @@ RATED = Want(1, 1, (Rate(1, per=2.0),))
 ALONE = Plan()
 BLOCKED = Plan(how="blocks")
 SENT = Plan(how="is sent")
+NEWEST = Plan(how="is sent", newest=True)
 STORED = Plan(ends=(Completion.UNSETTLED,))  # its result is stored after its end
 ANY_UNIT = Plan(want=PAIR)
 READER = Plan(want=SHARED)
@@ -33,6 +34,9 @@ SMALL = {
     "pushed, a fault": Model((ALONE,) * 2, faults=1, pushes=True),
     "sent, a fault": Model((SENT,) * 2, faults=1),
     "sent, parked and blocked": Model((SENT, ALONE, BLOCKED)),
+    "newest, a fault": Model((NEWEST,) * 2, faults=1),
+    "newest, a second delivery": Model((NEWEST,) * 2, copies=1),
+    "newest of three": Model((NEWEST,) * 3),
     "paused": Model((ALONE,) * 2, acts=frozenset(["pause"])),
     "paused for a time": Model((ALONE,) * 2, acts=frozenset(["pause for 3 s"]), ticks=True),
     "cancelled": Model((ALONE,) * 3, acts=frozenset(["cancel"])),
@@ -63,6 +67,8 @@ DEEP = {
     "stored later": Model((STORED,) * 2, faults=1, copies=1),
     "blocked, two faults": Model((BLOCKED,) * 3, faults=2),
     "sent, parked and blocked": Model((SENT, ALONE, BLOCKED), faults=1),
+    "newest, all": Model((NEWEST,) * 2, faults=1, copies=1, delays=1, pushes=True),
+    "newest of three": Model((NEWEST,) * 3, faults=1),
     "operators": Model(
         (ALONE, BLOCKED),
         acts=frozenset(["pause", "limit to 1", "cancel", "release", "leave"]),

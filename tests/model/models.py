@@ -18,12 +18,14 @@ class Plan(NamedTuple):
         want: How much of each.
         how: ``parks``, ``blocks`` in its process, or ``is sent`` through the store.
         ends: What may be said of its end.
+        newest: Whether it asks those of this kind to leave that were sent before it.
     """
 
     keys: str = "a"
     want: Want = ALONE
     how: str = "parks"
     ends: tuple[Completion, ...] = (Completion.YES_AND_MAY_COME_AGAIN,)
+    newest: bool = False
 
 
 class Model(NamedTuple):
@@ -110,6 +112,7 @@ class Execution(NamedTuple):
         arrival: What the store has told.
         owners: How many it has had.
         places: Where it is.
+        is_superseded: A newer one was sent, and no request has failed before.
     """
 
     has_begun: bool = False
@@ -119,6 +122,7 @@ class Execution(NamedTuple):
     arrival: int = 0
     owners: int = 0
     places: tuple[Place, ...] = ()
+    is_superseded: bool = False
 
 
 class Event(NamedTuple):

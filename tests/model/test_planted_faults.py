@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .configurations import ALONE, ANY_UNIT, PACED, PAIR
+from .configurations import ALONE, ANY_UNIT, NEWEST, PACED, PAIR
 from .explorer import Counterexample, explore
 from .models import Model, Plan
 
@@ -48,6 +48,11 @@ PLANTED = {
         Model((ALONE,) * 2, acts=frozenset(["pause"])),
         [("F.free()\nreturn F.answer(1)", "return F.answer(1)")],
         "a sweep at a has found what nobody had woken",
+    ),
+    "a newer call does not ask the one that runs to leave": (
+        Model((NEWEST,) * 2),
+        [("F.flag(grant, ('c'))", "")],
+        "o0.0 does not learn of a newer call",
     ),
     "nobody is told when a rate lets the next one start": (
         Model((PACED,) * 2, ticks=True, sweeps=False, memory=3.0),

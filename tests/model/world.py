@@ -19,7 +19,7 @@ from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.queue_parts import Sent, Settled
 from celery_distlock.stores.queue_store import ready, stand
 from celery_distlock.stores.redis.delivery_channel import Pushes
-from celery_distlock.stores.requests import SendRequest, StandRequest
+from celery_distlock.stores.requests import Identity, SendRequest, StandRequest
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -282,6 +282,12 @@ class World:
             self._begin_to_run(i, asking, replies)
         elif plan.how == "blocks":
             self._become(i, asking, asking._replace(kind="blocked"))
+        elif last.status is Status.RECALLED:
+            assert plan.newest, f"r{i} is told to leave for no other"
+            assert self.executions[i].may_repeat, f"r{i} is told to leave before it has begun"
+            self._become(i, asking, is_over=True)
+            drop = WokenTask(plan.keys, f"r{i}", f"<r{i}>".encode())
+            self._wakes([self.store.drop(drop).wake])
         elif last.status is Status.DONE:
             self._become(i, asking)
             assert self.executions[i].is_over or self._is_somewhere(i), f"r{i} is told it has ended"
@@ -312,6 +318,8 @@ class World:
         key, want = self.model.plans[i].keys, self.model.plans[i].want
         request = SendRequest(key, f"r{i}", ParkRequest(f"<r{i}>".encode()), want)
         calls = self.store.calls
+        if self.model.plans[i].newest:
+            request = request._replace(identity=self._identity(key, f"r{i}"))
         asks = functools.partial(type(calls)._ask_to_send, calls)
         with patch.object(calls, "_ask_to_send") as ask:  # it repeats itself what is not answered
             ask.side_effect = lambda *how, repeated: asks(*how, repeated=repeated or sending.again)
@@ -319,10 +327,25 @@ class World:
             reply = calls.send(request)
         sending = trying
         self._become(i, sending)
+        self._supersede(i)
         self._wakes([reply.wake])
         if reply.sent is Sent.GO:
             self.executions[i] = self.executions[i]._replace(has_turn=True)
             self._wakes([WokenTask(key, f"r{i}", f"<r{i}>".encode())])
+
+    def _identity(self, key: str, run: str) -> Identity:
+        bearer = self.store.calls.peek(key, "same")
+        replaces = bearer.run if bearer and bearer.run != run else ""
+        return Identity("same", replaces=replaces, beside=True, recalls="all")
+
+    def _supersede(self, i: int) -> None:
+        """Note which executions have to learn that a newer one was sent."""
+        if not self.model.plans[i].newest or self.faults < self.model.faults:
+            return
+        for number, one in enumerate(self.executions):
+            is_sent = one.has_begun and not any(each.kind == "sending" for each in one.places)
+            if number != i and is_sent and self.model.plans[number].newest and not one.is_over:
+                self.executions[number] = one._replace(is_superseded=True)
 
     def _wakes(self, wakes: Iterable[WokenTask | None], *, kept: bool = False) -> None:
         """Take what the store has woken, which the caller has to send; or what it has pushed."""
@@ -466,7 +489,8 @@ class World:
         while holds := self._holds():
             self.now = max(self.now, at - BEFORE)
             for hold, (outcome, _) in zip(holds, self.store.renew(holds, 1.0), strict=True):
-                assert outcome is RenewOutcome.RENEWED, f"{hold.owner} has lost {hold.key}"
+                assert outcome.is_held, f"{hold.owner} has lost {hold.key}"
+                self._check_recall(hold, outcome)
             renewed, at = at, self._next_instant() or self.now
             if at <= renewed or at > self.now + LEASE * 1e6 - 2 * BEFORE:
                 break
@@ -489,6 +513,15 @@ class World:
         ]
 
     # What has to be true
+
+    def _check_recall(self, hold: Ownership, outcome: RenewOutcome) -> None:
+        i = int(hold.owner[1 : hold.owner.index(".")])
+        one, is_asked = self.executions[i], outcome is RenewOutcome.RECALLED
+        assert is_asked or not one.is_superseded, f"{hold.owner} does not learn of a newer call"
+        others = [each for each in self.executions if each.has_begun and each is not one]
+        assert not is_asked or (self.model.plans[i].newest and others), (
+            f"{hold.owner} is asked to leave for no other"
+        )
 
     def _is_somewhere(self, i: int) -> bool:
         at = self.executions[i].places

@@ -113,6 +113,7 @@ PUBLIC = {
         "ListContract",
         "Locks",
         "OrderContract",
+        "RecallContract",
         "RecogniseContract",
         "SeveralContract",
         "StoreContract",

@@ -13,7 +13,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import printable, shown
 from celery_distlock.stores.queue_parts import Audit
-from celery_distlock.stores.values import Action, Ownership
+from celery_distlock.stores.values import Action, Ownership, RenewOutcome
 
 from . import scripts
 from .answers import text
@@ -68,28 +68,36 @@ class RedisAudit(Part, Audit):
         name = f"{self._records.stem(slot_name(key))}actions"
         return command(name.encode("utf-8", "surrogateescape"), "ZRANGE", name, 0, -1)
 
-    def note_causes(self, lost: Sequence[Ownership], deadline: float) -> None:
+    def note_causes(self, found: Sequence[tuple[Ownership, RenewOutcome]], deadline: float) -> None:
         """
-        Look up why *lost* were lost, and keep it for `why_lost`; raises nothing, and is brief.
+        Look up the causes of these outcomes, for `why_lost`; raises nothing, and is brief.
 
         This is a separate request: while a slot is moved, a request on two records is refused.
         """
         patience = min(PATIENCE, deadline - clock.monotonic())
-        if not lost or patience <= 0:
+        if not found or patience <= 0:
             return
         try:
-            answers = self._requests.exchange([self._look(hold.key) for hold in lost], patience)
+            answers = self._requests.exchange([self._look(hold.key) for hold, _ in found], patience)
         except RedisError:
             return
-        for hold, answer in zip(lost, answers, strict=True):
-            if isinstance(answer, list) and (cause := _cause(hold.owner, _read(answer)[::-1])):
+        for (hold, outcome), answer in zip(found, answers, strict=True):
+            actions = _read(answer)[::-1] if isinstance(answer, list) else []
+            if cause := _cause(hold.owner, actions, recalled=outcome is RenewOutcome.RECALLED):
                 if len(self._causes) >= MOST_REMEMBERED:
                     self._causes.clear()
                 self._causes[hold.owner] = cause
 
 
-def _cause(owner: str, actions: Sequence[Action]) -> str:
-    return next((action.loss for action in actions if owner in action.owners), "")
+def _cause(owner: str, actions: Sequence[Action], *, recalled: bool = False) -> str:
+    return next(
+        (
+            action.loss
+            for action in actions
+            if owner in action.owners and (action.name == "recall") == recalled
+        ),
+        "",
+    )
 
 
 def _read(entries: Sequence[bytes]) -> list[Action]:

@@ -138,6 +138,7 @@ def _told(identity: Identity | None) -> dict[str, Any]:
         "expires_ms": _expires(identity) or None,
         "marks": _marks(identity),
         "beside": identity.beside,
+        "recalls": identity.recalls or None,
     }
 
 
@@ -151,7 +152,7 @@ def _expires(identity: Identity) -> str | int:
 
 
 def _marks(identity: Identity) -> str:
-    return "~" * identity.silent + "=" * identity.fixed
+    return "~" * identity.silent + "=" * identity.fixed + "*" * bool(identity.recalls)
 
 
 _SEND, _IDENTITY, _DELAYED, _IDENTITIES, _INHERIT = map(

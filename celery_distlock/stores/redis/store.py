@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 class RedisStore(QueueStore, CountingStore):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
-    abilities = frozenset({Ability.SHARE, Ability.RECOGNISE, Ability.SEVERAL})
+    abilities = frozenset({Ability.SHARE, Ability.RECOGNISE, Ability.SEVERAL, Ability.RECALL})
     _inboxes_class, _channels_class = Inboxes, RedisChannels
     channels: RedisChannels
     audit: RedisAudit
@@ -196,9 +196,13 @@ class RedisStore(QueueStore, CountingStore):
             _RENEWALS.get(answer if isinstance(answer, int) else None, RenewOutcome.UNKNOWN)
             for answer in answers
         ]
-        lost = [hold for hold, outcome in zip(holds, outcomes, strict=True) if outcome in _LOSSES]
-        self.audit.note_causes(lost, asked_at + timeout)
+        caused = [each for each in zip(holds, outcomes, strict=True) if each[1] in _CAUSED]
+        self.audit.note_causes(caused, asked_at + timeout)
         return [(outcome, asked_at) for outcome in outcomes]
+
+    def recall(self, key: str, owner: str) -> bool:
+        call = self._records.call(_RECALL, slot_name(key), owner, confirmed=True)
+        return bool(self._requests.ask([call], key).answers[0])
 
     def release(self, request: ReleaseRequest) -> Release:
         inbox, own_channel = request.inbox, request.own_channel
@@ -296,10 +300,12 @@ class RedisStore(QueueStore, CountingStore):
 
 
 _ACQUIRE, _ACQUIRE_ALL, _RENEW = map(scripts.load, ("acquire", "acquire_all", "renew"))
-_DROP, _RETURN, _COUNT = map(scripts.load, ("drop", "return", "count"))
-_LOSSES = (RenewOutcome.HELD, RenewOutcome.LOST)
+_DROP, _RETURN, _COUNT, _RECALL = map(scripts.load, ("drop", "return", "count", "recall"))
+# By an operator, perhaps.
+_CAUSED = (RenewOutcome.HELD, RenewOutcome.LOST, RenewOutcome.RECALLED)
 _RENEWALS: dict[int | None, RenewOutcome] = {
     1: RenewOutcome.RENEWED,
+    2: RenewOutcome.RECALLED,
     0: RenewOutcome.HELD,
     -1: RenewOutcome.LOST,
 }

@@ -7,6 +7,7 @@ from .any_text import AnyText
 from .inspection import Inspection
 from .listing import CountContract, ListContract
 from .queueing import OrderContract
+from .recalling import RecallContract
 from .recognising import RecogniseContract
 from .refusing import Refusing
 from .releasing import Releasing
@@ -20,12 +21,13 @@ __all__ = [
     "CountContract",
     "ListContract",
     "OrderContract",
+    "RecallContract",
     "RecogniseContract",
     "SeveralContract",
     "StoreContract",
 ]
 
-ABILITIES = (RecogniseContract, ListContract, CountContract, SeveralContract)
+ABILITIES = (RecogniseContract, ListContract, CountContract, SeveralContract, RecallContract)
 
 
 class StoreContract(

@@ -46,6 +46,16 @@ class Refusing(Given):
         assert f"cannot {ability.value}: 'k'" in words
         take(store, "k", "b")
 
+    def test_a_store_that_cannot_recall_says_so(self, store: Store) -> None:
+        if Ability.RECALL in store.abilities:
+            return
+        take(store, "k", "a")
+
+        with pytest.raises(StoreError, match=f"cannot {Ability.RECALL.value}") as raised:
+            store.recall("k", "a")
+
+        assert store.address in str(raised.value)
+
     def test_a_refusal_does_not_touch_the_holder(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 

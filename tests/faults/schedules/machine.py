@@ -119,6 +119,7 @@ class Process:
     inbox: Any = None  # while it waits
     runs: bool = False
     settles: bool = False  # its body has ended, and its result is on its way
+    recalled: bool = False  # asked to leave
 
     @property
     def repeated(self) -> bool:
@@ -225,6 +226,13 @@ class World(RuleBasedStateMachine):
     def a_task_ends(self, process: Process) -> None:
         self.finish(process)
 
+    @happens(running)
+    def a_holder_is_asked_to_leave(self, process: Process) -> None:
+        with contextlib.suppress(StoreUnavailableError):
+            asked = self.store.recall(process.run.key, process.hold.owner)
+            assert asked or not process.hold.held
+            process.recalled |= asked
+
     @happens(tasks)
     def a_task_fails_and_is_requeued(self, process: Process) -> None:
         if self.requeue(process):
@@ -292,11 +300,13 @@ class World(RuleBasedStateMachine):
     def time_passes_and_leases_are_renewed(self) -> None:
         self.befall("")
         self.store.pass_time(LEASE / 3)
-        holds = [process.hold for process in self.running()]
-        outcomes = self.store.renew([hold.ownership() for hold in holds], SWEEP)
-        for hold, (outcome, asked_at) in zip(holds, outcomes, strict=True):
+        running = self.running()
+        outcomes = self.store.renew([process.hold.ownership() for process in running], SWEEP)
+        for process, (outcome, asked_at) in zip(running, outcomes, strict=True):
+            hold = process.hold
             lapsed = asked_at > hold.valid_until + 1
-            assert hold.held <= (outcome is RenewOutcome.RENEWED) <= (not lapsed)
+            assert hold.held <= outcome.is_held <= (not lapsed)
+            assert (outcome is RenewOutcome.RECALLED) == (process.recalled and outcome.is_held)
             hold.renewed(outcome, asked_at, LEASE)
 
     # What is true at any time

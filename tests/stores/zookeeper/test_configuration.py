@@ -96,7 +96,7 @@ def test_nothing_is_sent_before_the_first_use():
 def test_it_cannot_park():
     store = ZooKeeperStore("zookeeper://127.0.0.1:1", "p")
 
-    assert store.abilities == set(Ability) - {Ability.QUEUE, Ability.COUNT}
+    assert store.abilities == set(Ability) - {Ability.QUEUE, Ability.COUNT, Ability.RECALL}
     with pytest.raises(StoreError, match="no task can be parked"):
         store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
 

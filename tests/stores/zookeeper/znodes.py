@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from celery_distlock.stores.zookeeper import ZooKeeperStore
 
 GRANTED, BUSY, DONE = Status.GRANTED, Status.BUSY, Status.DONE
-RENEWED, HELD, LOST, UNKNOWN = RenewOutcome
+RENEWED, _, HELD, LOST, UNKNOWN = RenewOutcome
 
 _PRELUDE = """
 from celery_distlock.stores import *

@@ -3,7 +3,8 @@
 -- ARGV owner lease_ms run arrival [want request envelope]
 -- returns token: granted exclusively | {'granted', token, slot, waited_for}: granted | a `reply`
 --         (answers.lua) with status: granted, with these fields, and waiters are admitted too |
---         done | full: nothing was done, `most` wait; busy or parked, with the fields below
+--         done | recalled: it was asked to leave, and does not begin again | full: nothing was done,
+--         `most` wait; busy or parked, with the fields below
 --
 -- waited_for  what a run waited for last: time, or holder. Missing: nothing, or its caller knows
 -- holder    owner of one grant; with its run, its token, and ttl_ms until its lease ends
@@ -37,6 +38,7 @@ want, envelope = want ~= '' and want or nil, envelope or ''
 local mode, repeated, keep = request.mode or 'try', request.repeated, request.keep
 local blocks, parks = mode == 'wait', mode == 'park' or mode == 'line'
 local leaves = false -- whether it gave up a reservation in this call
+local recalled = nil -- when the run was asked to leave (ms)
 local member = blocks and 'b:' .. request.inbox .. ' ' .. owner or run ~= '' and 'p:' .. run or ''
 lease_ms, arrival = tonumber(lease_ms), tonumber(arrival)
 
@@ -70,13 +72,15 @@ local function new_record()
     local of = { s = before.s, p = before.p, w = want.text ~= '' and want.text or nil, h = request.channel or '' }
     of.t, of.q, of.i = request.task or before.t, before.q, before.i
     of.o = request.destination or before.o
+    of.r = recalled and 2 or before.r
     return of
 end
 
 -- Answers a second delivery if the first one has ended, or if its result is being stored.
 local function answer_ended()
-    local ended, settles = ends_of(run)
+    local ended, settles, _, asked = ends_of(run)
     local left_ms = settles and settles - now_ms or 0
+    recalled = asked
     if ended then
         return reply({ status = 'done' })
     elseif left_ms > 0 then
@@ -85,6 +89,14 @@ local function answer_ended()
         end
         return reply({ status = parks and 'parked' or 'busy', run = run, ttl_ms = math.ceil(left_ms), place = -1 })
     end
+end
+
+-- Answers a second delivery of a run that was asked to leave.
+local function answer_recalled()
+    if blocks then
+        strike(member)
+    end
+    return reply({ status = mode == 'line' and 'done' or 'recalled' }) -- the caller asks again where it executes
 end
 
 -- Answers a run that holds the key with another owner, or that has ended.
@@ -96,6 +108,9 @@ local function answer_copy()
             strike(member)
         end
         return told
+    end
+    if recalled and not held_by(run) then
+        return answer_recalled()
     end
     local other = not key.alone and held_by(run)
     return other and answer_put_off(other)
@@ -192,19 +207,21 @@ local function answer_second(mine, reserved)
     if not reserved and not (mine and run ~= '' and mine.run ~= run) then
         return nil
     end
-    local other = held_by(run)
+    local other, of = held_by(run), record(run)
     local ended, settles = nil, nil
-    if repeated and not (reserved and record(run)) then -- an ended run has no record
-        ended, settles = ends_of(run)
+    if repeated and not (reserved and of) then -- an ended run has no record
+        local _
+        ended, settles, _, recalled = ends_of(run)
     end
-    if not (ended or (settles and settles > now_ms) or (other and other ~= mine)) then
+    recalled = recalled or (of and of.r == 2)
+    if not (ended or (settles and settles > now_ms) or (other and other ~= mine) or (recalled and not other)) then
         return nil
     end
     leave_all(mine, reserved)
     if other then
         return answer_put_off(other)
     end
-    return answer_ended()
+    return answer_ended() or answer_recalled()
 end
 
 -- Releases a reservation that may not be claimed now. The request returns to its place in the queue.
@@ -259,7 +276,7 @@ local function answer_claim(reserved)
     claim(reserved, owner, run, lease_ms, want)
     arrive(run, reserved, keep, lease_ms)
     if mode == 'park' then
-        expect_again(reserved) -- an earlier copy of this request parked it, and it was woken since
+        flag(reserved, AGAIN) -- an earlier copy of this request parked it, and it was woken since
     end
     return granted(key.token, reserved.slot, waited_for)
 end

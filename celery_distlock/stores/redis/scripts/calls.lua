@@ -4,8 +4,9 @@
 -- calls  hash  for each identity: how long it is taken (started: until its run begins; finished: until
 --              the run ends; or a time, ms); optionally @ and the time of its first call (ms), ! and when
 --              the run expires if it has not begun (ms), the marks ~: its result is not stored, and =:
---              its message must not be replaced; then the run. The other records decide whether it is
---              taken: an entry of a run that is gone is obsolete, and the sweep removes it
+--              its message must not be replaced, and *: a newer call asks it to leave; then the run. The
+--              other records decide whether it is taken: an entry of a run that is gone is obsolete, and
+--              the sweep removes it
 -- USES records grants runs
 
 local LATER, CALLS = KEYS[9], KEYS[10]
@@ -45,7 +46,7 @@ local function taken_by(entry)
         return nil
     end
     local expires_ms = tonumber(string.match(terms, '!(%d+)') or math.huge)
-    local marks = string.match(terms, '^[@!%d]*([~=]*)$') or ''
+    local marks = string.match(terms, '^[@!%d]*([~=*]*)$') or ''
     local is_early = (tonumber(until_when) or 0) > now_ms
     local lasts = is_early or until_when == 'finished'
     local runs = inside(run, lasts)
@@ -60,6 +61,12 @@ local function taken_by(entry)
         return run, (is_in_woken(of.s) or of.h) and 'coming' or 'waiting', expires_ms, marks
     end
     return is_early and run or nil, 'ended', expires_ms, marks
+end
+
+-- Whether an identity is free, and a newer call with it still asks its last run to leave.
+local function may_recall(entry)
+    local head, run = string.match(entry, '^(%S+) (.*)$')
+    return head and string.find(head, '*', 1, true) and inside(run, true) ~= nil
 end
 
 -- Assigns an identity to a run.

@@ -11,8 +11,8 @@ local run, mark = unpack(ARGV)
 look('', run)
 fetch('turn', 'r:' .. run)
 local reserved, of = grant_for(run), record(run)
-local ended, settles = ends_of(run)
-if not (reserved or (settles and not ended) or (of and is_in_woken(of.s))) then
+local ended, settles, _, recalled = ends_of(run)
+if not (reserved or ((settles or recalled) and not ended) or (of and is_in_woken(of.s))) then
     return 0
 end
 forget_run(run)

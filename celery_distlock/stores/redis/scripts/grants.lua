@@ -33,6 +33,7 @@ local RESTING = 'z'
 local AGAIN = 'a' -- another message of its run is in flight
 local STARTS = 's' -- a start is reserved for it
 local LANE = 'Z' -- then the lane, if only some units are for it, two capital letters for each byte
+local RECALLED = 'c' -- its holder is asked to leave
 
 local function reserved_owner(run)
     return 'parked:' .. run
@@ -595,9 +596,9 @@ local function pass(grant, owner, run, for_ms, stage)
     end
 end
 
-local function expect_again(grant)
-    if not may_come_again(grant) then
-        grant.flags = grant.flags .. AGAIN
+local function flag(grant, letter)
+    if not string.find(grant.flags, letter, 1, true) then
+        grant.flags = grant.flags .. letter
         redis.call('HSET', LOCK, grant.units == 0 and 'x' or 'g:' .. grant.owner, row_of(grant))
     end
 end

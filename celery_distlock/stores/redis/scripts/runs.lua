@@ -7,7 +7,8 @@
 --        n times that the broker was given it since it was parked; d pushes to workers that had not
 --        parked it, PUSHES if the broker has it; c it has claimed its key since it was parked; x the
 --        broker may have two of its messages; y it was queued again while in flight; u time was all that
---        it waited for when it was last seen as the head of the queue. If it needs several
+--        it waited for when it was last seen as the head of the queue; r a newer call has its identity: 1 it
+--        is asked to leave when it begins, 2 it was, and does not begin again. If it needs several
 --        keys: k the route (Route.written()); at the name of the key where it waits; v attempts that
 --        failed, and f the time of the first (ms). Its envelope is at the first key. At the key where it
 --        waits, and at keys that are kept for it, there is a record with b and without an envelope.
@@ -119,11 +120,11 @@ local function new_place(want_text)
     return last and last + 1 or place
 end
 
--- Returns when a run ended (ms), until when its result is being stored, and until when its end must be
--- remembered.
+-- Returns when a run ended (ms), until when its result is being stored, until when its end must be
+-- remembered, and when it was asked to leave.
 local function ends_of(run)
-    local found = redis.call('ZMSCORE', DONE, run, '~' .. run, '+' .. run)
-    return tonumber(found[1] or nil), tonumber(found[2] or nil), tonumber(found[3] or nil)
+    local found = redis.call('ZMSCORE', DONE, run, '~' .. run, '+' .. run, '!' .. run)
+    return tonumber(found[1] or nil), tonumber(found[2] or nil), tonumber(found[3] or nil), tonumber(found[4] or nil)
 end
 
 -- Whether a run is new, and may not be queued because `most` or more wait.
@@ -187,15 +188,15 @@ end
 
 -- Records the end of a run.
 local function record_end(run, is_plain)
-    local settles, copied
+    local settles, copied, recalled
     if not is_plain then -- plain: it was sent once, and its result is stored
         local _
-        _, settles, copied = ends_of(run)
+        _, settles, copied, recalled = ends_of(run)
     end
     local at_ms = math.max(now_ms, copied or 0)
     note_end(run, at_ms, math.max(DONE_MS, at_ms - now_ms))
-    if settles or copied then
-        redis.call('ZREM', DONE, '~' .. run, '+' .. run)
+    if settles or copied or recalled then
+        redis.call('ZREM', DONE, '~' .. run, '+' .. run, '!' .. run)
     end
 end
 
@@ -221,12 +222,32 @@ local function expect_copy(run, of)
     end
 end
 
+-- Asks a run to leave: now, if it holds the key, else when it begins. Idempotent.
+local function recall(run)
+    local of, held = record(run), held_by(run)
+    local grant = held or grant_for(run)
+    if grant then
+        flag(grant, RECALLED)
+    end
+    if held then
+        flag(grant, AGAIN) -- its end must be remembered
+        note_end('!' .. run, now_ms, DONE_MS)
+    end
+    if of and not of.b then
+        of.r = held and 2 or 1
+        write_run(run, of)
+    end
+end
+
 -- Notes that a run has claimed its grant. With `keep` its message stays in the store until the run has
 -- ended.
 local function arrive(run, grant, keep, lease_ms)
     local of = record(run)
     if of and of.x then
-        expect_again(grant)
+        flag(grant, AGAIN)
+    end
+    if of and of.r == 1 then
+        recall(run)
     end
     if keep and of and not of.b then
         of.c, of.n = true, nil

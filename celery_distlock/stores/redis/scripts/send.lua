@@ -22,6 +22,8 @@
 -- expires_ms  when it loses its identity if it has not begun
 -- marks     see calls.lua
 -- beside    it is sent in addition to the run that it replaces, even if that run waits
+-- recalls   free | all: the run that had the identity before is asked to leave; free: not if its marks say
+--           that its message must not be replaced
 -- most      see acquire.lua; a deferred run is not refused
 --
 -- later  zset  deferred runs, by the time when they join the queue (ms; the fraction keeps their order);
@@ -47,7 +49,7 @@ end
 -- Forgets an earlier end, as a task that is sent again by its id must run again; and an earlier time, as
 -- its first message may have arrived before that.
 local function forget_ended()
-    redis.call('ZREM', DONE, run, '~' .. run)
+    redis.call('ZREM', DONE, run, '~' .. run, '!' .. run)
     redis.call('ZREM', LATER, run)
 end
 
@@ -58,6 +60,15 @@ local function new_record()
     of.w = want.text ~= '' and want.text or nil
     of.t, of.q, of.i = task ~= '' and task or nil, sent_to, takes and identity or before.i
     return of
+end
+
+-- Asks the run to leave that has the identity, or had it until it began.
+local function recall_earlier()
+    local head, before = string.match(redis.call('HGET', CALLS, identity) or '', '^(%S+) (.*)$')
+    local is_fixed = head and string.find(head, '=', 1, true)
+    if before and task_of(before) ~= task_of(run) and (request.recalls == 'all' or not is_fixed) then
+        recall(inside(before, true) or before)
+    end
 end
 
 -- Reserves a key that has neither a holder nor a waiter.
@@ -242,6 +253,9 @@ forget_ended()
 local reserved = grant_for(run)
 if reserved then
     vacate(reserved) -- its want may have changed
+end
+if takes and request.recalls then
+    recall_earlier() -- before it takes the identity: a script may be interrupted
 end
 if takes then
     take_identity()

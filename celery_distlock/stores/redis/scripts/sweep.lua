@@ -155,7 +155,7 @@ local function strike_calls()
     for _ = 1, many > 0 and MOST_CALL_LOOKS or 0 do
         cursor, calls = unpack(redis.call('HSCAN', CALLS, cursor, 'COUNT', MOST_CALLS))
         for i = 1, #calls, 2 do
-            if not taken_by(calls[i + 1]) then
+            if not (taken_by(calls[i + 1]) or may_recall(calls[i + 1])) then
                 struck = struck + redis.call('HDEL', CALLS, calls[i])
             end
         end
