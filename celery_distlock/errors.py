@@ -15,6 +15,9 @@ Every error that this package raises.
         └── StoreUnavailableError the store cannot serve now: the outcome is unknown
             └── QuorumError       too few of several servers have confirmed it   .votes .nodes
 
+    RecalledError                 we hold the key and are asked to leave   .key .token .by
+                                  (a BaseException)
+
 A driver's exception never leaves the package: it is the ``__cause__`` of one of these. All of them
 survive pickling, so they can be the result of a Celery task.
 """
@@ -34,6 +37,7 @@ __all__ = [
     "LockNotOwnedError",
     "QueueFullError",
     "QuorumError",
+    "RecalledError",
     "StoreError",
     "StoreUnavailableError",
 ]
@@ -187,16 +191,17 @@ class LockLostError(LockError, Interruption):
 
 class RecalledError(Interruption):
     """
-    A run that holds its lock is asked to leave, as a newer call has superseded it.
+    A task is asked to leave its key: a newer call has superseded it, or an operator asks.
 
-    Not an :exc:`Exception`: code that handles errors must not handle it, and ``autoretry_for`` does
-    not name it.
+    It is raised once in the code that runs under the key, which holds the key until it has cleaned
+    up and left. It is not an :exc:`Exception`, so ``except Exception`` and ``autoretry_for`` do not
+    catch it. A task that it ends is revoked, or has the result that its rule says; it is neither
+    retried nor requeued. If the task catches it and returns, its result counts.
 
     Attributes:
         key: The key, which is held while the code cleans up.
         token: The fencing token of the grant.
-        by: What has superseded it: the operator, the time, and the reason given. Empty: a newer
-            call of the same task.
+        by: Why, in words: a newer call; or the operator, the time, and the reason given.
     """
 
     def __init__(self, key: str = "", token: int = 0, by: str = "") -> None:
@@ -206,8 +211,8 @@ class RecalledError(Interruption):
         self.by = by
 
     def __str__(self) -> str:
-        by = self.by or "a newer call has superseded it"
-        return f"the holder of lock {shown(self.key)!r} (token {self.token}) is recalled: {by}"
+        by = f": {self.by}" if self.by else ""
+        return f"the holder of lock {shown(self.key)!r} (token {self.token}) is recalled{by}"
 
 
 class LockNotOwnedError(LockError, RuntimeError):

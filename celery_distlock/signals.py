@@ -3,10 +3,10 @@ Signals about locks and parked tasks, for your own receivers.
 
 Connect to them as to Celery's signals. The sender is the task, or the
 :class:`~celery_distlock.Lock`; every signal has the keyword argument ``key``. Signals are sent from
-the code that causes them. Those of the watchdog, renewals and most losses, are sent from a separate
-thread, so that they may arrive after the release; the loss of a task's lock with the task's context
-variables. A receiver that raises is logged and otherwise ignored; one that hangs delays the
-watchdog's signals, which are dropped once 10,000 wait.
+the code that causes them. Those of the watchdog, renewals, recalls and most losses, are sent from a
+separate thread, so that they may arrive after the release; the loss and the recall of a task's lock
+with the task's context variables. A receiver that raises is logged and otherwise ignored; one that
+hangs delays the watchdog's signals, which are dropped once 10,000 wait.
 
 ==================  ============================================================================
 signal              further arguments
@@ -19,6 +19,8 @@ signal              further arguments
 ``lock_conflict``   ``holder``, ``remaining`` (seconds); before the policy is applied
 ``lock_renewed``    ``token``, ``holder``
 ``lock_lost``       ``token``, ``holder``, ``reason``, ``held`` (seconds)
+``lock_recalled``   ``token``, ``holder``, ``held`` (seconds), ``by`` (in words); its holder is
+                    asked to leave, and still has it
 ``lock_released``   ``token``, ``holder``, ``held`` (seconds)
 ``lock_freed``      ``holder``, ``reason``; not by its holder: its process is gone, or an operator
 ``task_parked``     ``task_id``, ``holder``, ``place`` (0 is next)
@@ -46,6 +48,7 @@ __all__ = [
     "lock_conflict",
     "lock_freed",
     "lock_lost",
+    "lock_recalled",
     "lock_released",
     "lock_renewed",
     "task_dropped",
@@ -65,6 +68,7 @@ lock_changed = Signal(name="lock_changed", providing_args=[*_HELD, *_MUCH])
 lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "remaining"])
 lock_renewed = Signal(name="lock_renewed", providing_args=_HELD)
 lock_lost = Signal(name="lock_lost", providing_args=[*_HELD, "reason", "held"])
+lock_recalled = Signal(name="lock_recalled", providing_args=[*_HELD, "held", "by"])
 lock_released = Signal(name="lock_released", providing_args=[*_HELD, "held"])
 lock_freed = Signal(name="lock_freed", providing_args=["key", "holder", "reason"])
 task_parked = Signal(name="task_parked", providing_args=["key", "task_id", "holder", "place"])

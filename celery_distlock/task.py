@@ -12,7 +12,7 @@ from .errors import ConfigurationError, LockKeyError
 from .key import Key
 from .runtime import call_rules, sending
 from .runtime.app import Runtime
-from .runtime.current import Unlocked, here, is_in_before_start, lease_of
+from .runtime.current import Unlocked, hand_on, here, is_in_before_start, lease_of
 from .runtime.declaration import declared_names, detour, refuse_strategy
 from .runtime.execution import Execution
 from .runtime.message_facts import HEADER, receive_of_call, receive_of_request, without_ours
@@ -194,6 +194,11 @@ class LockedTask(Sending):
         return [key.template if key == Key(key.template) else key for key in in_order]
 
     if not TYPE_CHECKING:  # it has the types of Celery's
+
+        def retry(self, *args, **options):
+            """Send another attempt, as Celery's `retry` does; a recalled run ends instead."""
+            hand_on(self)
+            return super().retry(*args, **options)
 
         def push_request(self, *args, **kwargs):
             """Push a copy of the request with the same headers: Celery makes some of attributes."""

@@ -26,7 +26,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -317,6 +317,14 @@ def raise_what_is_due(frame: FrameType | None) -> None:
         if error is not None:
             guard.tell_loop(frame)
             raise error
+
+
+def ensure_not_recalled(holds: Iterable[Hold]) -> None:
+    """Raise :exc:`RecalledError` if one of *holds* is recalled, also if that was raised before."""
+    for hold in holds:
+        if hold.recalled:
+            raise_what_is_due(sys._getframe())
+            raise hold.recall_error()
 
 
 def _has_just_entered(frame: FrameType | None) -> bool:

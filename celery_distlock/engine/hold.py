@@ -50,6 +50,7 @@ from celery_distlock.stores.values import (
 __all__ = [
     "GLANCE",
     "GONE",
+    "SUPERSEDED",
     "Hold",
     "HoldState",
     "Keeper",
@@ -64,6 +65,7 @@ DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
 
 GONE = "the store no longer knows it"  # reason for a loss where no other holder is known
+SUPERSEDED = "superseded by a newer call"
 GLANCE = 0.5  # seconds to look up the reason for a loss, in a thread that does nothing else
 
 SHORTEST_REST = 0.001  # seconds; a shorter rest is over before the store gets the request
@@ -93,9 +95,12 @@ class Terms:
         watchdog: Whether the lease is renewed while it is held.
         max_hold: Seconds after which renewal stops, or None.
         warn_held: Seconds after which a warning is logged that it is still held, or None.
+        renew_every: Seconds after which it is renewed if a third of the lease is longer, so that a
+            recall is noticed by then; or None.
+        stops: Whether a recall interrupts what runs under it.
     """
 
-    __slots__ = ("lease", "max_hold", "warn_held", "watchdog")
+    __slots__ = ("lease", "max_hold", "renew_every", "stops", "warn_held", "watchdog")
 
     def __init__(
         self,
@@ -104,11 +109,21 @@ class Terms:
         watchdog: bool = True,
         max_hold: float | None = None,
         warn_held: float | None = None,
+        renew_every: float | None = None,
+        stops: bool = False,
     ) -> None:
         self.lease = lease
         self.watchdog = watchdog
         self.max_hold = max_hold
         self.warn_held = warn_held
+        self.renew_every = renew_every
+        self.stops = stops
+
+    @property
+    def period(self) -> float:
+        """Seconds between renewals, at most."""
+        third = self.lease / 3
+        return third if self.renew_every is None else min(third, self.renew_every)
 
 
 class Keeper(Protocol):
@@ -463,11 +478,20 @@ class Hold:
             if self.keeper is not None:
                 self.keeper.heartbeat()
             tell(self._report("lock_renewed"))
+            if outcome is RenewOutcome.RECALLED and not self.recalled:
+                self.recall(self.why_lost(SUPERSEDED), tell)
         elif outcome is RenewOutcome.HELD:
             self.lose(self.why_lost("another owner holds it"), tell)
         elif outcome is RenewOutcome.LOST:
             self.lose(self.why_lost(GONE), tell)
         # UNKNOWN changes nothing: the lease holds until `valid_until`, and only until then.
+
+    def renew(self, timeout: float) -> RenewOutcome:
+        """Renew the lease now, which notes a loss and a recall; one round trip."""
+        wanted = self.ownership()
+        ((outcome, asked_at),) = self.store.renew([wanted], timeout)
+        self.renewed(outcome, asked_at, wanted.lease)
+        return outcome
 
     def lose(self, reason: str, tell: Teller = at_once) -> None:
         """Mark the key as lost. Reported once, by *tell*, and not after the hold has ended."""
@@ -480,7 +504,7 @@ class Hold:
             receiver = self.on_interrupted
         self._interrupt(receiver, tell, "lock_lost", reason=reason)
 
-    def recall(self, by: str = "", tell: Teller = at_once) -> None:
+    def recall(self, by: str = SUPERSEDED, tell: Teller = at_once) -> None:
         """Ask its holder to leave, without taking the key. Reported once, as a loss is."""
         with self._mutex:
             if self.state is not HELD or self.recalled:
@@ -505,8 +529,12 @@ class Hold:
         if self.state is HoldState.LOST:
             return self.loss()
         if self.recalled and self.stops:
-            return RecalledError(self.key, self.token, self.recalled_by)
+            return self.recall_error()
         return None
+
+    def recall_error(self) -> RecalledError:
+        """Return the error that describes the recall."""
+        return RecalledError(self.key, self.token, self.recalled_by)
 
     def why_lost(self, otherwise: str, *, patience: float = 0.0) -> str:
         """Return the operator's action that took the key, by `Audit.why_lost`, or *otherwise*."""
@@ -535,10 +563,7 @@ class Hold:
         self.ensure_held()
         before = self._extended_until
         self._extended_until = max(before, clock.monotonic() + seconds)
-        wanted = self.ownership()
-        ((outcome, asked_at),) = self.store.renew([wanted], timeout=5.0)
-        self.renewed(outcome, asked_at, wanted.lease)
-        if outcome is RenewOutcome.UNKNOWN:
+        if self.renew(5.0) is RenewOutcome.UNKNOWN:
             self._extended_until = before
             raise StoreError(f"the lease of {shown(self.key)!r} was not extended: no answer")
         self.ensure_held()

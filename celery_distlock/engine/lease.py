@@ -110,6 +110,16 @@ class Lease:
         """
         return any(hold.suspect for hold in self._holds)
 
+    @property
+    def recalled(self) -> bool:
+        """
+        Whether this run is asked to leave, as a newer call or an operator wants its key.
+
+        It still holds all its keys. With ``Latest(running="tell")`` nothing else happens. It is
+        true within a second of the call.
+        """
+        return any(hold.recalled for hold in self._holds)
+
     def ensure_held(self) -> None:
         """
         Raise :exc:`~celery_distlock.errors.LockLostError` unless all the keys are held now.
@@ -118,6 +128,9 @@ class Lease:
         only a resource that compares fencing tokens is safe against a process that stops right
         here.
 
+        Raises :exc:`~celery_distlock.errors.RecalledError` if the run is recalled and that was not
+        raised in it before.
+
         Raises :exc:`~celery_distlock.errors.LockNotOwnedError` where nothing is held and the code
         does not run unlocked on purpose: outside of its task, for example.
         """
@@ -125,7 +138,7 @@ class Lease:
             raise LockNotOwnedError("no lock is held here: this does not run as a locked task")
         for hold in self._holds:
             hold.ensure_held()
-        if any(hold.recalled for hold in self._holds):
+        if self.recalled:
             raise_what_is_due(sys._getframe())
 
     def extend(self, seconds: float) -> None:
@@ -221,6 +234,7 @@ class Lease:
                 called without a message (directly, by ``apply()``, or eagerly); or the store cannot
                 keep tasks until a key is free.
             LockLostError: The key was lost.
+            RecalledError: The run is recalled, so it is not executed again.
             StoreError: The store did not confirm that the key rests.
         """
         why = "this is not the lock of a locked task that runs under one"

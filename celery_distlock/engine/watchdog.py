@@ -118,7 +118,7 @@ class Watchdog:
         if not hold.renewable:
             period = max(0.0, hold.valid_until - clock.monotonic())
         else:
-            period = hold.terms.lease / 3 * clock.jitter(0.85, 1.0)
+            period = hold.terms.period * clock.jitter(0.85, 1.0)
         after = hold.terms.warn_held
         if after is None or hold in self._warned:
             return period
@@ -165,7 +165,7 @@ class Watchdog:
             ends_at = min(ends_at, hold.valid_until)
             if hold.renewable:
                 shortest = min(shortest, hold.terms.lease)
-            if due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
+            if due <= now + GATHER * hold.terms.period and hold.renewable:
                 renewals.append(hold)
             elif due <= now:
                 self._due[reference] = now + self._period(hold)

@@ -28,6 +28,7 @@ from .store_producer import Call, ChangedError
 __all__ = [
     "HANGING",
     "OBLIGING",
+    "answer_instead",
     "answer_second_call",
     "is_over",
     "send_once",
@@ -201,11 +202,18 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
     if bearer is None or task_id_of(bearer.run) == request.id or is_over(bearer, rule):
         return None
     why = f"duplicate: {task_id_of(bearer.run)} is {bearer.where.value}"
-    invocation.report.info(why.replace("{", "{{").replace("}", "}}"))
-    if rule.result is not NOTHING:
-        return policies.Answer(rule.result)
-    task = invocation.task
-    ignored = request.ignore_result if request.ignore_result is not None else task.ignore_result
-    backend: Any = task.backend
-    backend.mark_as_revoked(request.id, why, request=request, store_result=not ignored)
+    return answer_instead(invocation, why, rule.result)
+
+
+def answer_instead(invocation: Invocation, why: str, result: Any) -> policies.Answer:
+    """
+    Return *result* as the answer to a run that must not run, or not go on.
+
+    Raises:
+        Ignore: There is no *result*, so it was revoked.
+    """
+    invocation.report.info("{why}", why=why)
+    if result is not NOTHING:
+        return policies.Answer(result)
+    invocation.states.revoked(why)
     raise Ignore(why)

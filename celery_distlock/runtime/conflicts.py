@@ -56,7 +56,7 @@ class Conflicts:
             Ignore: The task is sent again.
         """
         if isinstance(decision, policies.Answer):
-            self._forget_parked()
+            self.forget_parked()
             return decision.result
         if isinstance(decision, policies.Resend):
             return self._requeueing.resend(decision)
@@ -72,11 +72,12 @@ class Conflicts:
             Exception: *error* itself, unless other code has called the task.
         """
         if isinstance(error, LockConflictError):
-            self._forget_parked()
+            self.forget_parked()
         if not self._invocation.nested:
             _fail(self._invocation.task, error)
 
-    def _forget_parked(self) -> None:
+    def forget_parked(self) -> None:
+        """Drop its parked message and what is reserved for it, as it does not run later."""
         # It was parked under another policy, such as that of the previous release.
         if self._invocation.redelivered:
             self._requeueing.leave_reservations(mark=True)

@@ -24,6 +24,7 @@ from .call_rules import answer_second_call
 from .conflicts import Conflicts
 from .invocation import Invocation
 from .plans import ensure_one_queue
+from .recalls import answer_recalled
 from .requeueing import Postponed, Requeueing
 
 __all__ = ["Contention"]
@@ -151,11 +152,25 @@ class Contention:
         if reply.status is Status.PARKED:
             self._report_parked(key, reply)
             raise Postponed(f"parked until {shown(key.template)!r} is free")
-        if reply.status is Status.DONE:
-            words = "dropped: a second delivery of its message; the first one has ended"
-            self._report.info(words, key=key.template)
-            raise Ignore("a second delivery")
+        if reply.status in {Status.DONE, Status.RECALLED}:
+            return self._answer_second_delivery(key, reply)
         return None
+
+    def _answer_second_delivery(self, key: Key, reply: Reply) -> Decision:
+        """
+        Return the answer to a second delivery, which must not run.
+
+        Raises:
+            Ignore: There is none: the first one has ended, or the task is revoked now.
+        """
+        if reply.status is Status.RECALLED:
+            try:
+                return answer_recalled(self._invocation, key.template)
+            finally:  # not before its end is stored
+                self._conflicts.forget_parked()
+        words = "dropped: a second delivery of its message; the first one has ended"
+        self._report.info(words, key=key.template)
+        raise Ignore("a second delivery")
 
     def _report_parked(self, key: Key, reply: Reply) -> None:
         if self._invocation.is_second_delivery(reply):

@@ -13,7 +13,7 @@ from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.lease import Lease
 from celery_distlock.process.threads import PerThread
 
-__all__ = ["Task", "UnderWay", "Unlocked", "here", "is_in_before_start", "lease_of"]
+__all__ = ["Task", "UnderWay", "Unlocked", "hand_on", "here", "is_in_before_start", "lease_of"]
 
 if TYPE_CHECKING:
     Task: TypeAlias = _Task[Any, Any]
@@ -32,6 +32,9 @@ class UnderWay(Protocol):
 
     def release(self) -> None:
         """Release all its keys; may be called again."""
+
+    def hand_on(self) -> None:
+        """Prepare for a retry, or raise :exc:`RecalledError`."""
 
 
 class _Running:
@@ -68,10 +71,26 @@ here = PerThread(_Running)  # here() is this thread's; with gevent, this greenle
 
 def lease_of(task: Task) -> Lease:
     """Return the lease of the innermost execution of *task* in this thread."""
-    for execution in reversed(here().stack):
-        if execution.task is task:
-            return execution.lease
+    execution = _innermost(task)
+    if execution is not None:
+        return execution.lease
     return Lease((), wanted=task not in here().unlocked)
+
+
+def hand_on(task: Task) -> None:
+    """
+    Prepare the innermost execution of *task* in this thread for a retry.
+
+    Raises:
+        RecalledError: It is recalled, so it has no further attempt.
+    """
+    execution = _innermost(task)
+    if execution is not None:
+        execution.hand_on()
+
+
+def _innermost(task: Task) -> UnderWay | None:
+    return next((each for each in reversed(here().stack) if each.task is task), None)
 
 
 class Unlocked:

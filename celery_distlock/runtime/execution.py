@@ -16,7 +16,7 @@ from typing import Any
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_distlock import clock
-from celery_distlock.engine.abort import Guard
+from celery_distlock.engine.abort import Guard, ensure_not_recalled
 from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.hold import Hold, ensure_able
 from celery_distlock.engine.lease import Lease, PostponeRequest
@@ -24,6 +24,7 @@ from celery_distlock.engine.upgrading import leave
 from celery_distlock.errors import (
     LockConflictError,
     LockLostError,
+    RecalledError,
     StoreError,
     StoreUnavailableError,
 )
@@ -37,8 +38,9 @@ from .app import Runtime
 from .conflicts import Conflicts
 from .contention import Contention
 from .current import Task, here
-from .invocation import Invocation
+from .invocation import LOOK_TIMEOUT, Invocation
 from .plans import Plan
+from .recalls import answer_recalled
 from .requeueing import Requeueing
 from .retries import kept_for_retry
 
@@ -142,6 +144,7 @@ class Execution:
 
         Raises:
             Exception: Any error of the body; :exc:`LockLostError` if it was aborted.
+            Ignore: It was recalled, and its rule has no result for it.
             Postponed: The body failed, and the task is requeued.
         """
         invocation = self._invocation
@@ -160,6 +163,13 @@ class Execution:
             self._completion = ended
             self._keep_for = kept_for_retry(invocation, retry)
             raise
+        except RecalledError as recalled:
+            self._completion = ended
+            if not invocation.has_message:
+                raise  # and ends the run around it
+            result = answer_recalled(invocation, recalled.key, recalled.by).result
+            self._completion = with_result
+            return result
         except PostponeRequest as asked:
             self._completion = ended
             self._requeueing.postpone(invocation.taken, asked.seconds)
@@ -172,7 +182,7 @@ class Execution:
         except Exception as error:
             self._completion = ended
             lost = isinstance(error, LockLostError) and error.key in self.lease.keys
-            if sealed is not None and self._goes_back(lost=lost):
+            if sealed is not None and not self.lease.recalled and self._goes_back(lost=lost):
                 self._requeueing.requeue(sealed, invocation.taken, error)
             # A run that lost its lock has not ended: a waiting second delivery of it may run.
             self._completion = Completion.NO if lost else with_result
@@ -182,6 +192,24 @@ class Execution:
         if is_pending(result):
             self._report_pending(result)
         return result
+
+    def hand_on(self) -> None:
+        """
+        Prepare for a retry, after which no recall is raised in this attempt.
+
+        Raises:
+            RecalledError: It is recalled, so it has no further attempt.
+        """
+        for hold in self._invocation.taken if self._invocation.has_message else ():
+            hold.stops = False
+        self._ensure_not_recalled()
+
+    def _ensure_not_recalled(self) -> None:
+        """Raise :exc:`RecalledError` if it is recalled, as far as the store knows by now."""
+        for hold in self._invocation.taken:
+            if hold.terms.renew_every is not None and hold.renewable and not hold.recalled:
+                hold.renew(LOOK_TIMEOUT)
+        ensure_not_recalled(self._invocation.holds)
 
     def _goes_back(self, *, lost: bool) -> bool:
         """Whether a task that failed, or *lost* its lock, is requeued."""
@@ -242,7 +270,10 @@ class Execution:
     def _why_not_postpone(self) -> str:
         if self._invocation.entered:
             return "it has entered a key that is held around it"
-        return self._requeueing.why_not_postpone()
+        why = self._requeueing.why_not_postpone()
+        if not why:
+            self._ensure_not_recalled()
+        return why
 
     def _report_pending(self, result: Any) -> None:
         """Log, once for each task, that the key is released although *result* is unfinished."""

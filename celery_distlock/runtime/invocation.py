@@ -235,6 +235,7 @@ class Invocation:
         )
         if self.has_message:
             received = self.received
+            hold.stops = self.plan.terms.stops
             hold.arrival = received.arrival or 0
             if received.destination:  # only for a worker with a channel
                 hold.own_channel = OwnChannel(received.delivery_address, received.destination)

@@ -13,7 +13,7 @@ from celery_distlock.keys import KeyRule, Receive, slot_name
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, bounds, resolve
 from celery_distlock.settings import APP_ONLY, TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import Ability, Store
-from celery_distlock.unique import CallRule, Throttle, rule_of
+from celery_distlock.unique import NOTHING, CallRule, Throttle, rule_of
 
 from .current import Task
 from .declaration import TaskFunction
@@ -192,6 +192,11 @@ class Plan:
     seems_pending: bool = False  # its function seems to return a coroutine
     by_default: bool = False  # `sends` comes from the app's setting, not from the task
 
+    @property
+    def recall_result(self) -> Any:
+        """The result of a run that is recalled; if there is none, it is revoked."""
+        return NOTHING
+
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return the options that need an ability which *store* lacks, each with that ability."""
         needed = [(repr(key), want_of(key).needs) for key in self.rule.declared]
@@ -264,6 +269,7 @@ def make_plan(
             watchdog=settings.watchdog,
             max_hold=settings.max_hold,
             warn_held=settings.warn_held,
+            stops=True,
         ),
         sends,
         unique,

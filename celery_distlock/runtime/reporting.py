@@ -60,19 +60,19 @@ class Report:
             logger.log(level, "%s", line, exc_info=error, extra=extra)
 
     def event(self, name: str, **facts: Any) -> None:
-        """Send the signal *name* with *facts*, and log it: a loss as an error, others at debug."""
-        if name == "lock_lost":
+        """Send the signal *name* with *facts*, and log it: a loss as an error, most at debug."""
+        if name in _INTERRUPTIONS:
             # A thread reports it that may have inherited the context of another task; a tracer
             # would ascribe the loss to that one.
-            self._context.copy().run(self._lost, facts)
+            self._context.copy().run(self._interrupted, name, facts)
             return
         if logger.isEnabledFor(logging.DEBUG) and name in _DEBUG_LINES:
             self._log(logging.DEBUG, _DEBUG_LINES[name], facts)
         self._send(name, facts)
 
-    def _lost(self, facts: dict[str, Any]) -> None:
-        self.error("lost its lock {key!r} (token {token}): {reason}", **facts)
-        self._send("lock_lost", facts)
+    def _interrupted(self, name: str, facts: dict[str, Any]) -> None:
+        self._log(*_INTERRUPTIONS[name], facts)
+        self._send(name, facts)
 
     def _send(self, name: str, facts: dict[str, Any]) -> None:
         signals.send(name, self._task, self._store, task_id=self._task_id, **facts)
@@ -124,6 +124,10 @@ class Report:
 
 
 _MAY_BE_LONG = {"key", "holder"}
+_INTERRUPTIONS = {
+    "lock_lost": (logging.ERROR, "lost its lock {key!r} (token {token}): {reason}"),
+    "lock_recalled": (logging.INFO, "is asked to leave {key!r} (token {token}): {by}"),
+}
 _DEBUG_LINES = {
     "lock_acquired": "acquired {key!r} (token {token}) after {waited:.3f} s",
     "lock_released": "released {key!r} (token {token}) after {held:.3f} s",
@@ -185,6 +189,12 @@ class TaskStates:
         """Store the state ``STARTED`` for a task shown as parked, unless Celery does so itself."""
         if self._stores_results and not self._task.track_started:
             self._store("STARTED", None)
+
+    def revoked(self, why: str) -> None:
+        """Store the state ``REVOKED``, which fails a chord that waits for the task."""
+        backend: Any = self._task.backend
+        stores, request = self._stores_results, self._request
+        backend.mark_as_revoked(request.id, why, request=request, store_result=stores)
 
     @property
     def _stores_results(self) -> bool:

@@ -25,6 +25,7 @@ EXAMPLES = [
     errors.StoreError("refused"),
     errors.StoreUnavailableError("no answer"),
     errors.QuorumError("too few", votes=1, nodes=3),
+    errors.RecalledError("k", token=7, by="superseded by a newer call"),
 ]
 each_error = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 
@@ -47,6 +48,7 @@ def test_there_is_an_example_of_every_error():
         (errors.StoreError, [errors.DistlockError]),
         (errors.StoreUnavailableError, [errors.StoreError]),
         (errors.QuorumError, [errors.StoreUnavailableError]),
+        (errors.RecalledError, [errors.Interruption]),
     ],
 )
 def test_each_error_can_be_caught_as_what_it_is(error, bases):

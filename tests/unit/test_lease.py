@@ -14,8 +14,9 @@ from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import RenewOutcome, Reply, Status
 from tests.handlers import hangs_of
 
-RENEWED, HELD, LOST, UNKNOWN = (
+RENEWED, RECALLED, HELD, LOST, UNKNOWN = (
     RenewOutcome.RENEWED,
+    RenewOutcome.RECALLED,
     RenewOutcome.HELD,
     RenewOutcome.LOST,
     RenewOutcome.UNKNOWN,
@@ -244,6 +245,55 @@ def test_a_loss_is_reported_once(hold, events, now):
     assert lost == [hold]
     assert names(events).count("lock_lost") == 1
     assert "first" in str(hold.loss())
+
+
+def test_a_recall_is_noted_and_reported_once_and_leaves_the_lease(hold, events, now):
+    told = []
+    hold.on_interrupted, hold.stops = told.append, True
+    until = now.now + 10.0
+
+    hold.renewed(RECALLED, until, 10.0)
+    hold.renewed(RECALLED, until, 10.0)
+
+    assert told == [hold]
+    assert hold.recalled
+    assert hold.held
+    assert hold.valid_until > until
+    assert names(events).count("lock_recalled") == 1
+    (facts,) = [facts for name, facts in events if name == "lock_recalled"]
+    assert (facts["key"], facts["token"], facts["holder"]) == ("k", 7, hold.owner)
+    assert facts["by"] == "superseded by a newer call"
+
+
+def test_a_recall_of_what_does_not_stop_is_only_noted(hold):
+    told = []
+    hold.on_interrupted = told.append
+
+    hold.recall("asked by an operator")
+
+    assert told == []
+    assert hold.recalled
+    assert hold.interruption() is None
+    hold.lose("gone")
+    assert told == [hold]
+
+
+@pytest.mark.parametrize("end", [lambda hold: hold.end(), lambda hold: hold.lose("gone")])
+def test_what_is_not_held_is_not_recalled(hold, events, end):
+    end(hold)
+
+    hold.recall()
+
+    assert not hold.recalled
+    assert "lock_recalled" not in names(events)
+
+
+def test_what_may_be_recalled_is_renewed_often_enough_to_learn_of_it():
+    periods = [
+        Terms(lease, renew_every=every).period for lease in (60.0, 1.5) for every in (None, 1.0)
+    ]
+
+    assert periods == [20.0, 1.0, 0.5, 0.5]
 
 
 def test_a_renewal_that_comes_after_the_loss_does_not_bring_the_lock_back(hold, now):
