@@ -1,0 +1,100 @@
+"""Tasks of which only the newest call is to run to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery_distlock import LockedTask, install
+from celery_distlock.errors import RecalledError
+from celery_distlock.unique import Latest
+from tests.apps import make_app
+from tests.apps.journal import Journal
+
+LEASE = 3.0  # seconds: a busy machine can take two of them away
+
+app = make_app(__name__)
+app.conf.update(
+    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+    distlock_lease=LEASE,
+    distlock_sweep_interval=0.5,
+    worker_prefetch_multiplier=1,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+)
+install(app)
+journal = Journal.of_environment()
+
+
+def latest(rule: Latest, **options: Any) -> Any:
+    options = {"lock_key": "{key}", "shared": False, **options}
+    return app.task(base=LockedTask, bind=True, lock_unique=rule, **options)
+
+
+STOP = Latest(running="stop")
+
+
+def work(self: Any, key: str, version: Any, seconds: float) -> Any:
+    """Work on *version*; what it notes has its token, so that an overlap shows."""
+
+    def note(what: str) -> None:
+        journal.write(key, [what, version, self.lock.token])
+
+    note("begin")
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            time.sleep(0.005)
+    except RecalledError:
+        note("asked")
+        raise
+    finally:
+        note("end")
+    return version
+
+
+preview = latest(STOP, name="preview")(work)
+preview_with_result = latest(Latest(running="stop", result="superseded"), name="with_result")(work)
+preview_for_long = latest(STOP, name="preview_for_long", lock_lease=30.0)(work)
+
+
+@latest(STOP)
+def retry_at_once(self: Any, key: str, version: Any) -> Any:
+    """Wait until a newer call has come, and ask for a retry before it is told of that."""
+    journal.write(key, ["begin", version, self.lock.token])
+    if version == "old":
+        journal.pass_gate(key)
+        assert not self.lock.recalled
+        raise self.retry(countdown=0)
+    return version
+
+
+@latest(Latest(running="tell"))
+def look(self: Any, key: str, version: Any) -> Any:
+    """Go on until it sees that it is superseded."""
+    journal.write(key, ["begin", version, self.lock.token])
+    begin = time.monotonic()
+    while version == "old" and time.monotonic() < begin + 60:
+        if self.lock.recalled:
+            return "saw it"
+        time.sleep(0.005)
+    return version
+
+
+@latest(STOP)
+def stay_whatever_comes(self: Any, key: str, version: Any, gate: str) -> Any:
+    """Be recalled, write that down, and stay until it is killed."""
+    journal.write(key, ["begin", version, self.lock.token])
+    if version != "old":
+        return version
+    try:
+        time.sleep(60)
+    except RecalledError:
+        journal.write(f"{key}:pid", os.getpid())
+        time.sleep(60)
+
+
+@app.task(shared=False)
+def total(numbers: list[Any]) -> list[Any]:
+    return numbers
