@@ -102,6 +102,7 @@ class LockedTask(Sending):
             lock_via=...)``.
         lock_unique: Until when further equal calls are duplicates, which are not sent:
             ``"started"``, ``"finished"``, seconds, or a :class:`~celery_distlock.unique.Unique`;
+            ``"latest"``, or a :class:`~celery_distlock.unique.Latest`: only the newest call runs.
             None: there are no duplicates. Such calls go through the store. ``apply_async(args,
             lock_unique=None)`` sends one anyway.
 

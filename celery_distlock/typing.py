@@ -71,7 +71,7 @@ class TaskOptions(TypedDict, total=False):
     lock_on_outage: Literal["retry", "fail", "run"]
     lock_hold_on_retry: bool
     lock_via: Literal["broker", "store"]
-    lock_unique: Literal["started", "finished"] | float | CallRule | None
+    lock_unique: Literal["started", "finished", "latest"] | float | CallRule | None
 
     name: str
     shared: bool

@@ -7,18 +7,19 @@ nothing to release, and a process that dies can leave nothing behind.
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from .errors import ConfigurationError
 from .rate import LONGEST, SHORTEST, Rate
 from .settings import MAX_LEASE, closest
 
-__all__ = ["CallRule", "Debounce", "Throttle", "Unique"]
+__all__ = ["CallRule", "Debounce", "Latest", "Throttle", "Unique"]
 
 Until = Literal["started", "finished"] | float
 
 UNTIL = ("started", "finished")
+RUNNING = ("finish", "tell", "stop")
 DUPLICATE = ("join", "update", "raise")
 ON_OUTAGE = ("send", "raise")
 
@@ -78,11 +79,10 @@ class Unique:
     def __post_init__(self) -> None:
         until = self.until
         if isinstance(until, str) or not _is_duration(until):
-            _check_choice("until", until, UNTIL, f", or {_SECONDS}")
-        _check_choice("duplicate", self.duplicate, DUPLICATE)
-        _check_choice("on_outage", self.on_outage, ON_OUTAGE)
-        if self.by is not None and not (isinstance(self.by, str) and self.by):
-            raise ConfigurationError(f"Unique(by) must be a template or None, not {self.by!r}")
+            _check_choice("Unique(until)", until, UNTIL, f", or {_SECONDS}")
+        _check_choice("Unique(duplicate)", self.duplicate, DUPLICATE)
+        _check_choice("Unique(on_outage)", self.on_outage, ON_OUTAGE)
+        _check_template("Unique(by)", self.by)
 
     @property
     def all_alike(self) -> bool:
@@ -202,7 +202,68 @@ class Throttle:
     on_outage = "send"
 
 
-CallRule = Unique | Debounce | Throttle
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """
+    Run the newest call: it replaces one that waits, and may ask the one that runs to leave.
+
+    At most one runs and one waits: the newest, with its arguments, as with
+    ``Unique(duplicate="update")``. It starts when the one before it has left its key. That one is
+    only asked: no two run at the same time, whatever it does.
+
+    A task that a newer call has asked to leave does not start again: if its process is killed then,
+    a second delivery of its message ends it, and a retry that it asks for is not sent.
+
+    Calls are asked that the task's own code has sent, with the same identity: never a `Lock`, nor
+    another task of the key. With ``"tell"`` and ``"stop"`` the key must be held exclusively and its
+    lease be renewed, and the store must be able to ask holders. One that is dispatched when the
+    newer call is made is asked when it starts.
+
+    Args:
+        running: What becomes of the task that runs. ``"finish"``: it goes on. ``"tell"``: it goes
+            on, and ``self.lock.recalled`` is true within about a second. ``"stop"``:
+            :exc:`~celery_distlock.errors.RecalledError` is raised in it then, once. It still has
+            its key, to clean up. If it ends by that error, its state is ``REVOKED``.
+        by: What makes the task's calls for one key equal: a template over its parameters. None: all
+            of them.
+        result: The result of a task that was asked to leave and ends by that: it succeeds with this
+            value. Then tasks that canvas waits for are asked, too: members of chords and chains,
+            and those with a link. Otherwise these are never asked.
+        on_outage: As in `Unique`.
+
+    Raises:
+        ConfigurationError: An argument is something else, or has no effect.
+    """
+
+    running: Literal["finish", "tell", "stop"] = "finish"
+    _: KW_ONLY
+    by: str | None = None
+    result: Any = NOTHING
+    on_outage: Literal["send", "raise"] = "send"
+
+    def __post_init__(self) -> None:
+        _check_choice("Latest(running)", self.running, RUNNING)
+        _check_choice("Latest(on_outage)", self.on_outage, ON_OUTAGE)
+        _check_template("Latest(by)", self.by)
+        if self.result is not NOTHING and not self.recalls:
+            raise ConfigurationError(
+                f"Latest(result={self.result!r}) has no effect with running='finish', which asks no"
+                " task to leave; write running='tell' or 'stop', or leave result out"
+            )
+
+    @property
+    def recalls(self) -> str:
+        """Which earlier calls are asked to leave, as in a request to the store; empty: none."""
+        if self.running == "finish":
+            return ""
+        return "free" if self.result is NOTHING else "all"
+
+    all_alike = True
+    until = "started"
+    duplicate = "update"
+
+
+CallRule = Unique | Debounce | Throttle | Latest
 
 
 def rule_of(name: str, value: Any) -> CallRule | None:
@@ -216,12 +277,14 @@ def rule_of(name: str, value: Any) -> CallRule | None:
         return value
     if isinstance(value, str) and value in UNTIL:
         return Unique(until=value)  # type: ignore[arg-type]  # it is one of them
+    if isinstance(value, str) and value == "latest":
+        return Latest()
     if _is_duration(value):
         return Unique(until=float(value))
-    hint = closest(value, UNTIL) if isinstance(value, str) else ""
+    hint = closest(value, (*UNTIL, "latest")) if isinstance(value, str) else ""
     raise ConfigurationError(
-        f"{name} must be 'started', 'finished', seconds, an object of celery_distlock.unique or"
-        f" None, not {value!r}{f'; {hint}' if hint else ''}"
+        f"{name} must be 'started', 'finished', 'latest', seconds, an object of"
+        f" celery_distlock.unique or None, not {value!r}{f'; {hint}' if hint else ''}"
     )
 
 
@@ -233,4 +296,9 @@ def _is_duration(value: Any) -> bool:
 def _check_choice(name: str, value: Any, choices: tuple[str, ...], more: str = "") -> None:
     if value not in choices:
         known = ", ".join(map(repr, choices))
-        raise ConfigurationError(f"Unique({name}) must be one of {known}{more}, not {value!r}")
+        raise ConfigurationError(f"{name} must be one of {known}{more}, not {value!r}")
+
+
+def _check_template(name: str, value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise ConfigurationError(f"{name} must be a template or None, not {value!r}")

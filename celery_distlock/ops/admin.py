@@ -78,6 +78,14 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """The result of a recall: the key before it, and the holds that were asked to leave."""
+
+    before: KeyState
+    asked: tuple[HoldInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Limited:
     """The result of a limit: the key before and after it."""
 
@@ -290,12 +298,8 @@ class Admin:
         act = Act("release", author, reason)
         Runtime.of(self._app).import_tasks()  # only known tasks are sent
         key, store = as_key(key), self.store
-        state = store.inspect(key)
-        before = lock_info(key, state)
-        losing: list[HoldInfo] = []
-        if state.token and token in (0, state.token):
-            held = before.holds if owners else holds_named(before, many=all_holders)
-            losing = [hold for hold in held if not owners or hold.who.owner in owners]
+        before = lock_info(key, store.inspect(key))
+        losing = _chosen(before, token, owners, many=all_holders)
         if losing:  # before the release: the holders read the record when they notice
             act.record(store, key, _those(losing), [hold.who.owner for hold in losing])
         lost: list[HoldInfo] = []
@@ -307,6 +311,40 @@ class Admin:
             facts = {"holder": hold.who.owner, "reason": f"released by {act}"}
             signals.send("lock_freed", self._app, store, key=before.key, **facts)
         return Released(bool(lost), before, self.show(key), tuple(lost))
+
+    def recall(
+        self,
+        key: str,
+        *,
+        token: int = 0,
+        owners: Collection[str] = (),
+        author: str = "",
+        reason: str = "",
+    ) -> Recalled:
+        """
+        Ask the holder of *key* to leave, without taking the key from it.
+
+        The holder learns of it by its next renewal, within a third of its lease. In a task
+        :exc:`~celery_distlock.errors.RecalledError` is raised then, unless the task declares
+        otherwise; a lock has `recalled`. One that does not renew never learns. If its process is
+        killed before it has left, the task runs again.
+
+        Arguments as in :meth:`release`.
+
+        Raises:
+            DistlockError: The key has several holders, and *owners* is not given.
+        """
+        act = Act("recall", author, reason)
+        key, store = as_key(key), self.store
+        if Ability.RECALL not in store.abilities:
+            raise StoreError(f"{store.address} cannot {Ability.RECALL.value}")
+        before = lock_info(key, store.inspect(key))
+        chosen = [hold for hold in _chosen(before, token, owners) if hold.state != "resting"]
+        if chosen:  # before the recall: the holders read the record when they learn
+            about = _those(chosen).removeprefix("from ")
+            act.record(store, key, about, [hold.who.owner for hold in chosen])
+        asked = [hold for hold in chosen if store.recall(key, hold.who.owner)]
+        return Recalled(before, tuple(asked))
 
     def limit(
         self,
@@ -588,6 +626,16 @@ class Admin:
                 f"task {parked.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
                 f" its result could not be stored, so waiting callers are not notified: {error}"
             ) from error
+
+
+def _chosen(
+    info: KeyState, token: int, owners: Collection[str], *, many: bool = False
+) -> list[HoldInfo]:
+    """Return the holds of *owners*, or of all, if the key has been granted as *token* still."""
+    if not info.token or token not in (0, info.token):
+        return []
+    held = info.holds if owners else holds_named(info, many=many)
+    return [hold for hold in held if not owners or hold.who.owner in owners]
 
 
 def _those(holds: Sequence[HoldInfo]) -> str:

@@ -95,8 +95,8 @@ def holds_named(info: KeyState, holder: str = "", *, many: bool = False) -> list
     if len(found) > 1 and not many:
         matching = f" that match {shown(holder)!r}" if holder else ""
         raise DistlockError(
-            f"{key!r} has {len(found)} holders{matching}: {_listed(found)}; `celery locks release"
-            " KEY --holder` with a process, a task id or an owner releases one of them, --force all"
+            f"{key!r} has {len(found)} holders{matching}: {_listed(found)}; select one of them with"
+            " --holder and its process, task id or owner, or release all with --force"
         )
     return found
 

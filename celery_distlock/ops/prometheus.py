@@ -66,6 +66,7 @@ _COUNTERS = {
     "conflicts": "Requests that found their key held.",
     "released": "Releases by the holders.",
     "lost": "Locks that were lost while they were held.",
+    "recalled": "Holders that were asked to leave.",
     "parked": "Tasks that were parked.",
     "woken": "Parked tasks that were granted their key.",
     "dropped": "Parked tasks that an operator dropped.",

@@ -17,7 +17,7 @@ from celery_distlock.stores import QueueStore
 from celery_distlock.stores.identities import ExecutionId, task_id_of
 from celery_distlock.stores.queue_parts import Bearer, Where
 from celery_distlock.stores.requests import Identity
-from celery_distlock.unique import NOTHING, CallRule, Debounce
+from celery_distlock.unique import NOTHING, CallRule, Debounce, Latest
 
 from .current import Task
 from .invocation import Invocation
@@ -171,6 +171,7 @@ def terms_of(task: Task, rule: CallRule, name: str, options: Mapping[str, Any]) 
         expires=left,
         silent=bool(_option(task, "ignore_result", options)),
         fixed=any(map(options.get, waited_for)),
+        recalls=rule.recalls if isinstance(rule, Latest) else "",
     )
 
 

@@ -13,7 +13,7 @@ from celery_distlock.keys import KeyRule, Receive, slot_name
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, bounds, resolve
 from celery_distlock.settings import APP_ONLY, TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import Ability, Store
-from celery_distlock.unique import NOTHING, CallRule, Throttle, rule_of
+from celery_distlock.unique import NOTHING, CallRule, Latest, Throttle, rule_of
 
 from .current import Task
 from .declaration import TaskFunction
@@ -24,6 +24,7 @@ __all__ = [
     "CallIdentity",
     "Plan",
     "ensure_one_queue",
+    "ensure_recallable",
     "hint_for",
     "make_plan",
     "options_of",
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
 OPTIONS = (*TASK_OPTIONS, *TASK_ONLY)
+RECALL_IN = 1.0  # seconds in which a task learns that it is asked to leave
 
 # Without `shared`, which is also Celery's: a spawned pool process sets it as an attribute.
 _TERMS = {each.name for each in fields(Key)[1:]} - {"shared"}
@@ -49,6 +51,7 @@ _WRITTEN = {
     **{name: f"lock_on_conflict={name!r}" for name in ("requeue", "retry", "skip", "fail")},
     "debounce": "lock_unique=Debounce(2.0)",
     "throttle": "lock_unique=Throttle(60.0)",
+    "latest": "lock_unique=Latest()",
 }
 
 
@@ -192,16 +195,11 @@ class Plan:
     seems_pending: bool = False  # its function seems to return a coroutine
     by_default: bool = False  # `sends` comes from the app's setting, not from the task
 
-    @property
-    def recall_result(self) -> Any:
-        """The result of a run that is recalled; if there is none, it is revoked."""
-        return NOTHING
-
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return the options that need an ability which *store* lacks, each with that ability."""
         needed = [(repr(key), want_of(key).needs) for key in self.rule.declared]
         needed += [(repr(self.policy), each) for each in self.policy.needs]
-        needed += [(self.sent_by, Ability.QUEUE)] if self.sends else []
+        needed += self.needs_of_calls if self.sends else []
         return [(what, each) for what, each in needed if each and each not in store.abilities]
 
     @property
@@ -209,6 +207,22 @@ class Plan:
         """The option by which its calls go through the store, for messages."""
         ordered = next((repr(key) for key in self.rule.declared if key.order), "lock_via='store'")
         return ordered if self.unique is None else "lock_unique"
+
+    @property
+    def needs_of_calls(self) -> list[tuple[str, Ability]]:
+        """The options by which calls need an ability of the store, if they go through it."""
+        recalls = [(f"lock_unique={self.unique!r}", Ability.RECALL)] if self.recalls else []
+        return [(self.sent_by, Ability.QUEUE), *recalls]
+
+    @property
+    def recalls(self) -> bool:
+        """Whether a newer call asks a running one to leave."""
+        return isinstance(self.unique, Latest) and bool(self.unique.recalls)
+
+    @property
+    def recall_result(self) -> Any:
+        """The result of a run that is recalled; if there is none, it is revoked."""
+        return self.unique.result if isinstance(self.unique, Latest) else NOTHING
 
     @property
     def why_not_sent(self) -> str:
@@ -248,6 +262,8 @@ def make_plan(
     rate = unique.rate if isinstance(unique, Throttle) else None
     rule = function.key_rule(settings.key, rate=rate)
     ensure_one_queue(where, policy, rule.most, "names" if rule.declared else "returns")
+    for key in rule.declared:
+        ensure_recallable(where, unique, key)
     wanted_by = "lock_via='store'" if "via" in options else ""
     ordered = next((repr(key) for key in rule.declared if key.order), "")
     if ordered or unique is not None:
@@ -264,19 +280,34 @@ def make_plan(
         settings,
         rule,
         policy,
-        Terms(
-            settings.lease,
-            watchdog=settings.watchdog,
-            max_hold=settings.max_hold,
-            warn_held=settings.warn_held,
-            stops=True,
-        ),
+        _terms(settings, unique),
         sends,
         unique,
         _call_identity(unique, rule, function),
         function.seems_pending,
         by_default=not wanted_by,
     )
+
+
+def _terms(settings: Settings, unique: CallRule | None) -> Terms:
+    latest = unique if isinstance(unique, Latest) else Latest()
+    return Terms(
+        settings.lease,
+        watchdog=settings.watchdog,
+        max_hold=settings.max_hold,
+        warn_held=settings.warn_held,
+        renew_every=RECALL_IN if latest.recalls else None,
+        stops=latest.running != "tell",
+    )
+
+
+def ensure_recallable(where: str, unique: CallRule | None, key: Key) -> None:
+    """Raise if a newer call asks the holder of *key* to leave, and the key may have several."""
+    if isinstance(unique, Latest) and unique.recalls and not key.alone:
+        raise ConfigurationError(
+            f"{where}: lock_unique={unique!r} asks the task that runs to leave, and {key!r} may"
+            " have several: declare a key that is held exclusively, or write running='finish'"
+        )
 
 
 def ensure_one_queue(where: str, policy: Policy, keys: int, verb: str) -> None:
@@ -318,6 +349,13 @@ def _refuse_idle(
         raise ConfigurationError(
             f"{where}: lock_max_hold is {settings.max_hold:g} s, and with lock_watchdog=False no"
             " lease is renewed: a key is held until lock_lease is over"
+        )
+    recalls = isinstance(unique, Latest) and unique.recalls
+    if {"lock_unique", "lock_watchdog"} <= own and not settings.watchdog and recalls:
+        raise ConfigurationError(
+            f"{where}: with lock_watchdog=False no lease is renewed, and by a renewal a task learns"
+            f" that it is asked to leave, as {unique!r} says; leave lock_watchdog out, or write"
+            " running='finish'"
         )
     longest = settings.max_hold if {"lock_max_hold", "lock_lease"} <= own else None
     if longest is not None and settings.watchdog and longest < settings.lease:

@@ -304,7 +304,7 @@ class Requeueing:
         """Drop the run from the store, which may have it, so that it does not run later."""
         run = self._invocation.execution_id
         for key in self._invocation.keys if run else ():
-            owner, ended = new_owner(self._report.name), Completion.YES
+            owner, ended = new_owner(self._report.name), Completion.YES_AND_MAY_COME_AGAIN
             release_later(self._store, ReleaseRequest(key.template, owner, run, ended))
 
     def _publish(self, envelope: bytes, delay: float, *, may_give_back: bool = False) -> None:

@@ -18,7 +18,7 @@ from celery_distlock.key import Key
 from celery_distlock.keys import Receive
 from celery_distlock.policies import bounds
 from celery_distlock.settings import checked
-from celery_distlock.stores import Ability, QueueStore
+from celery_distlock.stores import QueueStore
 from celery_distlock.stores.requests import Identity
 from celery_distlock.unique import CallRule
 
@@ -27,7 +27,7 @@ from .call_rules import HANGING, OBLIGING, send_once, terms_of
 from .current import Task
 from .message_facts import receive_of_call
 from .messages import seconds_left
-from .plans import UNSET, Plan, take_call_options
+from .plans import UNSET, Plan, ensure_recallable, take_call_options
 from .store_producer import Call, StoreProducer
 
 __all__ = ["apply_async"]
@@ -151,6 +151,7 @@ def _call_of(
             f" {len(keys)}; have it return one, or send the call with {other}"
         )
     store = _able_store(task, plan, runtime, keys[0])
+    ensure_recallable(f"task {task.name}", rule, keys[0])
     call = task, runtime, plan, store, keys[0], _delay(options), must_go
     if rule is None or plan.identity is None:
         return Call(*call)
@@ -160,11 +161,12 @@ def _call_of(
 def _able_store(task: Task, plan: Plan, runtime: Runtime, key: Key) -> QueueStore:
     store = runtime.store
     ensure_able(store, (key,), f"task {task.name}")
-    if Ability.QUEUE not in store.abilities:
-        raise ConfigurationError(
-            f"task {task.name}: {plan.sent_by} needs a store that can {Ability.QUEUE.value};"
-            f" {store.address} cannot"
-        )
+    for option, ability in plan.needs_of_calls:
+        if ability not in store.abilities:
+            raise ConfigurationError(
+                f"task {task.name}: {option} needs a store that can {ability.value};"
+                f" {store.address} cannot"
+            )
     return QueueStore.of(store)
 
 

@@ -25,6 +25,7 @@ _COUNTED = {
     "lock_acquired": "acquired",
     "lock_conflict": "conflicts",
     "lock_lost": "lost",
+    "lock_recalled": "recalled",
     "lock_released": "released",
     "lock_freed": "freed",
     "task_parked": "parked",

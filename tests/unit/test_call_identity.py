@@ -12,7 +12,7 @@ from celery import Celery, Task
 from celery_distlock import LockedTask
 from celery_distlock.keys import KeyRule
 from celery_distlock.runtime.plans import CallIdentity
-from celery_distlock.unique import Unique
+from celery_distlock.unique import Latest, Unique
 
 
 def identity(task: str, by: str | None = None, *, all_are: bool = False) -> CallIdentity:
@@ -47,7 +47,7 @@ def test_calls_of_two_tasks_are_not_alike(one, other):
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda rule: pickle.loads(pickle.dumps(rule))])
-@pytest.mark.parametrize("rule", [Unique(), Unique(result=None)])
+@pytest.mark.parametrize("rule", [Unique(), Unique(result=None), Latest("stop")])
 def test_a_copy_of_a_rule_is_as_the_rule_is(rule, again):
     assert again(rule) == rule
     assert again(rule).result is rule.result

@@ -77,6 +77,7 @@ def test_so_is_what_a_key_or_the_app_says(app, name, value, right):
         ("retry", "write lock_on_conflict='retry'"),
         ("debounce", r"write lock_unique=Debounce\(2.0\)"),
         ("throttle", r"write lock_unique=Throttle\(60.0\)"),
+        ("latest", r"write lock_unique=Latest\(\)"),
         ("prefix", "distlock_prefix is a setting of the app"),
         ("url", "distlock_url is a setting of the app"),
         ("leese", "did you mean 'lock_lease'"),

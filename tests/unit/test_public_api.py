@@ -107,7 +107,7 @@ PUBLIC = {
         "open_store",
         "redact",
     ],
-    "celery_distlock.unique": ["CallRule", "Debounce", "Throttle", "Unique"],
+    "celery_distlock.unique": ["CallRule", "Debounce", "Latest", "Throttle", "Unique"],
     "celery_distlock.testing": [
         "CountContract",
         "EmbeddedServer",

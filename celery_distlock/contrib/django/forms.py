@@ -68,6 +68,24 @@ class Release(Action):
         return admin.release(key, owners=owners, author=author, **self.cleaned_data).done
 
 
+class Recall(Release):
+    """Asks one holder to leave, which keeps the key until it does."""
+
+    warning = (
+        "The holder keeps the key until it leaves. It learns of that within a third of its lease; a"
+        " task is interrupted then by RecalledError, unless it declares otherwise."
+    )
+    outcome = "Asked to leave: the holder"
+
+    def fill(self, lock: KeyState, waiters: Sequence[WaiterInfo]) -> bool:
+        super().fill(lock, waiters)
+        return any(hold.state != "resting" for hold in lock.holds)
+
+    def act(self, admin: Admin, key: str, author: str) -> bool:
+        owners = (self.cleaned_data.pop("holder"),)
+        return bool(admin.recall(key, owners=owners, author=author, **self.cleaned_data).asked)
+
+
 class Drop(Action):
     """Removes one waiting task."""
 
@@ -150,4 +168,4 @@ class Resume(Action):
         return admin.limit(key, None, author=author, **self.cleaned_data).before.limit is not None
 
 
-ACTIONS = {each.__name__.lower(): each for each in (Release, Drop, Limit, Pause, Resume)}
+ACTIONS = {each.__name__.lower(): each for each in (Recall, Release, Drop, Limit, Pause, Resume)}

@@ -22,6 +22,7 @@ _COMMANDS = {
     "show": ".single:show_",
     "queue": ".single:queue_",
     "release": ".single:release_",
+    "recall": ".single:recall_",
     "wake": ".single:wake_",
     "tick": ".tick:tick_",
     "drop": ".single:drop_",

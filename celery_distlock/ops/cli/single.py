@@ -1,4 +1,4 @@
-"""``celery locks show``, ``queue``, ``release``, ``wake`` and ``drop``: one key or one task."""
+"""``celery locks show``, ``queue``, ``recall``, ``release``, ...: one key or one task."""
 
 import math
 import sys
@@ -79,6 +79,15 @@ reason_option: Decorator = click.option(
 )
 force_option: Decorator = click.option(
     "--force", "--yes", "-y", "force", is_flag=True, help="Do not ask for confirmation."
+)
+
+
+holder_option: Decorator = click.option(
+    "--holder",
+    callback=_not_empty,
+    default=None,
+    metavar="PID|TASK_ID|OWNER|TOKEN",
+    help="This one of several holders; a single holder only if it is this one.",
 )
 
 
@@ -267,15 +276,42 @@ def queue_(
         exit_unused(obj, admin, key, quiet=as_json)
 
 
+@command("recall")
+@key_argument
+@holder_option
+@reason_option
+@json_option
+def recall_(obj: CLIContext, key: str, holder: str | None, reason: str, as_json: bool) -> None:
+    """
+    Ask the holder of KEY to leave. It keeps the key until it does.
+
+    It learns of that when it renews its lease, within a third of it. In a task RecalledError is
+    raised then, unless the task declares otherwise, and its state becomes REVOKED; other code sees
+    that its lock is recalled, and goes on. So no two tasks run, as they may after release. If its
+    process is killed before it has left, the task runs again.
+
+    The exit status is 1 if the key has no holder.
+    """
+    admin = admin_of(obj, Ability.RECALL)
+    meant = holds_named(admin.show(key), holder or "")
+    owners = [hold.who.owner for hold in meant]
+    done = admin.recall(key, owners=owners, reason=reason) if meant else None
+    asked = done.asked if done else ()
+    if as_json:
+        write_json({"key": key, "asked": [hold.who.owner for hold in asked]})
+    elif asked:
+        obj.echo(
+            f"{_named(asked[0].who)} is asked to leave {printable(key)}, and has it until it does."
+        )
+    else:
+        obj.echo(f"{printable(key)} has no holder to ask.")
+    if not asked:
+        exit_unused(obj, admin, key, quiet=as_json)
+
+
 @command("release")
 @key_argument
-@click.option(
-    "--holder",
-    callback=_not_empty,
-    default=None,
-    metavar="PID|TASK_ID|OWNER|TOKEN",
-    help="Release this one of several holders; a single holder only if it is this one.",
-)
+@holder_option
 @reason_option
 @force_option
 @json_option

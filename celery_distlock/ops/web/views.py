@@ -77,7 +77,7 @@ class Views:
     def router(self) -> Starlette:
         """Return the ASGI application that routes to them."""
         changes = [
-            *(self.log_in, self.log_out, self.release, self.wake, self.drop),
+            *(self.log_in, self.log_out, self.recall, self.release, self.wake, self.drop),
             *(self.limit, self.pause, self.resume),
         ]
         return Starlette(
@@ -210,22 +210,25 @@ class Views:
             "seen": self._seen(lock, now),
         }
 
+    async def recall(self, request: Request) -> Response:
+        """Ask the holder that the confirmation named to leave; as `release` in all else."""
+        key, terms = await _holder_in(request)
+        recalled = await self._do(lambda: self._admin.recall(key, **terms))
+        if not recalled.asked:
+            logger.info("%s asked no holder: %r has changed hands", _who(request), key)
+            raise HTTPException(409, "no holder was asked: the key has changed hands, or is free")
+        holder = str(recalled.asked[0].who)
+        logger.warning("%s asked %r to leave %r", _who(request), holder, key)
+        return Json({"lock": _lock(recalled.before, clock.wall())})
+
     async def release(self, request: Request) -> Response:
         """
         Release a key, but only from the holder that the confirmation named.
 
         If the key has several holders, `holder` is the owner of that one.
         """
-        body = await _body(request, "name", "token", "holder", "reason")
-        key, given = _key(_text(body, "name")), _text(body, "token")
-        token = UNREADABLE if given == str(UNREADABLE) else _number("token", given, 1, 10**30)
-        owners = (_text(body, "holder"),) if "holder" in body else ()
-        author, reason = _operator(request, body)
-        released = await self._do(
-            lambda: self._admin.release(
-                key, token=token, owners=owners, author=author, reason=reason
-            )
-        )
+        key, terms = await _holder_in(request)
+        released = await self._do(lambda: self._admin.release(key, **terms))
         if not released.done:
             logger.info("%s released nothing: %r has changed hands", _who(request), key)
             raise HTTPException(409, "nothing was released: the key has changed hands, or is free")
@@ -293,6 +296,16 @@ class Views:
             return await run_in_threadpool(change)
         finally:
             self._snapshots.changed()
+
+
+async def _holder_in(request: Request) -> tuple[str, dict[str, Any]]:
+    """Return the key that a request names, and the holder, the operator and the reason."""
+    body = await _body(request, "name", "token", "holder", "reason")
+    key, given = _key(_text(body, "name")), _text(body, "token")
+    token = UNREADABLE if given == str(UNREADABLE) else _number("token", given, 1, 10**30)
+    owners = (_text(body, "holder"),) if "holder" in body else ()
+    author, reason = _operator(request, body)
+    return key, {"token": token, "owners": owners, "author": author, "reason": reason}
 
 
 def _lock(lock: KeyState, now: float) -> dict[str, Any]:

@@ -76,6 +76,37 @@ def test_a_key_that_is_released_by_force_goes_to_the_next(site, invoke, key, run
         running.get(timeout=60)
 
 
+def test_a_holder_that_is_asked_to_leave_keeps_its_key_until_it_has(site, invoke, key, running):
+    parked = site.tasks.work_requeue.delay(key)
+    wait_parked(site, key, parked.id)
+
+    done = invoke("recall", key, "--reason", "INC-7")
+
+    assert done.exit_code == 0
+    assert f"{TURN_LONG}[{running.id}] on " in done.stdout
+    assert f"is asked to leave {key}" in done.stdout
+    with pytest.raises(TaskRevokedError, match="INC-7"):
+        running.get(timeout=60)
+    assert parked.get(timeout=60) == 0
+    (action,) = json.loads(invoke("show", key, "--json").stdout)["actions"]
+    assert (action["action"], action["reason"], len(action["owners"])) == ("recall", "INC-7", 1)
+
+
+def test_a_recall_tells_scripts_which_holder_it_asked(site, invoke, key, running):
+    owner = site.look(key).owner
+
+    told = json.loads(invoke("recall", key, "--holder", running.id, "--json").stdout)
+
+    assert told == {"key": key, "asked": [owner]}
+
+
+def test_to_recall_the_holder_of_a_free_key_has_status_1(invoke, key):
+    done = invoke("recall", key)
+
+    assert done.exit_code == 1
+    assert f"{key} has no holder to ask" in done.stdout
+
+
 def test_a_release_tells_scripts_what_it_did(site, invoke, key, running):
     told = json.loads(invoke("release", key, "--yes", "--json").stdout)
 

@@ -51,13 +51,14 @@ def prepared():
     owner, token = hold("stock:A")
     for each in "first", "second":
         reserve_in_order.apply_async(["A"], task_id=each)
-    FORMS["release"] = {"holder": owner, "token": token}
+    FORMS["release"] = FORMS["recall"] = {"holder": owner, "token": token}
 """
 ACTIONS = {
     "limit": "limit",
     "pause": "pause",
     "resume": "pause",
     "drop": "drop",
+    "recall": "release",
     "release": "release",
 }
 

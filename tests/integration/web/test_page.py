@@ -10,7 +10,7 @@ import pytest
 
 from celery_distlock import Lock, Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest
-from celery_distlock.stores.values import ALONE, ParkRequest, Want
+from celery_distlock.stores.values import ALONE, Ownership, ParkRequest, RenewOutcome, Want
 from tests import servers
 from tests.waiting import wait_until
 from tests.worker.intruder import Intruder, envelope
@@ -145,6 +145,26 @@ def test_one_of_several_is_released_and_no_other(page_process, share, admin):
     assert [hold.who.owner for hold in admin.show("tenant:7").holds] == [second]
     assert "released 'tenant:7', which 'shop.f[one] on" in page_process.log()
     assert page_process.release(lock, holder=first).status_code == 409
+
+
+def test_one_of_several_is_asked_to_leave_and_no_other(page_process, share, admin):
+    first, second = share("tenant:8", "one", Want(1, 5)), share("tenant:8", "two", Want(1, 5))
+    lock = page_process.find("tenant:8")
+    asked = {"name": lock["name"], "token": lock["token"], "reason": "INC-8"}
+
+    refused = page_process.post("/api/recall", asked)
+    assert (refused.status_code, "has 2 holders" in refused.json()["error"]) == (409, True)
+    done = page_process.post("/api/recall", {**asked, "holder": first})
+
+    assert (done.status_code, done.json()["lock"]["units"]) == (200, 2)
+    holds = [Ownership("tenant:8", owner, 60.0) for owner in (first, second)]
+    outcomes = [outcome for outcome, _ in admin.store.renew(holds, 5.0)]
+    assert outcomes == [RenewOutcome.RECALLED, RenewOutcome.RENEWED]
+    assert "asked 'shop.f[one] on" in page_process.log()
+    (action,) = admin.actions("tenant:8")
+    assert (action.name, action.reason, action.owners) == ("recall", "INC-8", (first,))
+    stale = page_process.post("/api/recall", {**asked, "token": "7", "holder": first})
+    assert stale.status_code == 409
 
 
 def test_nothing_is_listed_of_an_empty_store(page_process):

@@ -25,7 +25,15 @@ from tests.integration.web.page_process import CSRF
 
 TOKEN = "correct horse battery staple"
 CHANGES = [
-    *("/api/release", "/api/wake", "/api/drop", "/api/limit", "/api/pause", "/api/resume"),
+    *(
+        "/api/recall",
+        "/api/release",
+        "/api/wake",
+        "/api/drop",
+        "/api/limit",
+        "/api/pause",
+        "/api/resume",
+    ),
     *("/api/login", "/api/logout"),
 ]
 PATHS = [

@@ -307,6 +307,7 @@ function showDetails(details) {
   showFacts(facts, lock.state);
   at("actions").hidden = session.readOnly;
   at("release").hidden = !lock.holder || shared;
+  at("recall").hidden = at("release").hidden || lock.state === "resting";
   at("wake").hidden = waits === 0;
   at("resume").hidden = !lock.limit;
   showHolds(details);
@@ -359,6 +360,10 @@ function holdItem(lock, hold) {
   item.append(make("span", "place", "•"), who);
   if (!session.readOnly) {
     const text = `Release ${named(hold.who) || "what rests"}`;
+    if (hold.state !== "resting") {
+      const ask = () => confirmRecall(lock, hold);
+      item.append(action("Ask to leave…", `ask ${hold.owner}`, `Ask ${named(hold.who)} to leave`, ask));
+    }
     item.append(action("Release…", hold.owner, text, () => confirmRelease(lock, hold)));
   }
   return item;
@@ -549,6 +554,28 @@ function confirmRelease(lock, hold) {
     (reason) =>
       change("/api/release", { ...asked, reason }, () => {
         return `Released: ${named(holder) || "what rests"} has lost ${lock.key}.`;
+      }),
+  );
+}
+
+/** As `confirmRelease`, for a holder that keeps the key until it leaves. */
+function confirmRecall(lock, hold) {
+  const holder = hold ? hold.who : lock.holder;
+  const asked = { name: lock.name, token: lock.token, ...(hold ? { holder: hold.owner } : {}) };
+  confirm(
+    "Ask it to leave?",
+    [
+      paragraph(strong(lock.key)),
+      paragraph(strong(somewhere(holder)), " keeps it until it leaves."),
+      paragraph(
+        "It is told within a third of its lease. A task is interrupted then by RecalledError, unless" +
+          " it declares otherwise; other code sees it in its lock, and goes on.",
+      ),
+    ],
+    "Ask it",
+    (reason) =>
+      change("/api/recall", { ...asked, reason }, () => {
+        return `Asked: ${named(holder)} is to leave ${lock.key}.`;
       }),
   );
 }
@@ -819,6 +846,7 @@ function listen() {
   });
   at("close").addEventListener("click", unchoose);
   at("release").addEventListener("click", () => confirmRelease(now.details.lock));
+  at("recall").addEventListener("click", () => confirmRecall(now.details.lock));
   at("wake").addEventListener("click", () => confirmWake(now.details.lock));
   at("stop").addEventListener("click", () => confirmPause(now.details.lock));
   at("limit").addEventListener("click", () => confirmLimit(now.details.lock));
