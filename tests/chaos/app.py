@@ -172,7 +172,8 @@ if PARKS:
 if PARKS:
 
     def in_lanes(key: str, lane: str, seconds: float) -> Key:
-        return Key(key, capacity=LANED[key], order=Order(lane, share=SHARES[lane], most=MOST))
+        most = MOST if LANED[key] > 1 else None
+        return Key(key, capacity=LANED[key], order=Order(lane, share=SHARES[lane], most=most))
 
     @app.task(base=LockedTask, lock_key=in_lanes, lock_via="store", bind=True, **GOES_BACK)
     def laned(self: Any, key: str, lane: str, seconds: float) -> None:

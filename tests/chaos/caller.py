@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from celery_distlock import clock
-from celery_distlock.errors import DistlockError
+from celery_distlock.errors import StoreError
 from tests.workers import ROOT
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def main() -> None:
         begin = clock.monotonic()
         try:
             result = task.apply_async(tuple(arguments), countdown=countdown or None)
-        except DistlockError:
+        except StoreError:
             continue  # the caller knows that it was not accepted
         facts = {"begin": begin, "end": clock.monotonic(), "countdown": countdown, "last": last}
         lane = arguments[1] if name == "laned" else ""
