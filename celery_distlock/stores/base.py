@@ -195,7 +195,7 @@ class Store(ABC):
         Ask *owner*, which holds *key*, to leave: its renewals are ``RECALLED`` from now on.
 
         Returns:
-            False: It does not hold the key.
+            Whether it holds the key.
 
         Raises:
             StoreError: This store cannot do it, or did not answer.

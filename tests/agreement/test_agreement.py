@@ -63,7 +63,7 @@ DEADLOCKS = ("elseif key.up and F.upgrading() ~= owner then", "elseif false then
 
 # Texts of the scripts, and what they become.
 PLANTED = {
-    "order": ("'NX', of.p, 'p:' .. run)", "'NX', -of.p, 'p:' .. run)"),
+    "order": ("'NX', place, member)", "'NX', -place, member)"),
     "units": ("+ F.needed(want) > of", "> of"),
     "tokens": ("local token = clock", "local token = string.format('%d', 3e15 - now)"),
     "wakes": ("    F.free(grant)\nend\n", "    F.vacate(grant)\nend\n"),

@@ -34,6 +34,7 @@ from celery_distlock.testing import (
 )
 from celery_distlock.testing.contract.acquiring import Acquiring
 from celery_distlock.testing.contract.actions import take
+from celery_distlock.testing.contract.recalling import RecallContract
 from celery_distlock.testing.contract.renewing import Renewing
 from celery_distlock.testing.contract.sharing import Sharing
 from tests import servers
@@ -145,6 +146,7 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "push": Pushing.test_a_run_is_pushed_to_the_first_channel_that_is_open,
     "register": Pushing.test_a_run_that_has_come_is_not_pushed_again,
     "release": OrderContract.test_waiters_are_served_in_the_order_of_arrival,
+    "recall": RecallContract.test_each_later_renewal_tells_it_again,
     "renew": Renewing.test_each_of_many_renewals_has_its_own_outcome,
     "rest": Resting.test_a_waiter_for_a_resting_key_is_woken_when_it_has_rested,
     "return": Topology.test_one_that_does_not_queue_learns_when_to_come_again,

@@ -143,6 +143,7 @@ def test_the_store_sends_what_the_headers_name(  # noqa: PLR0915  # one request 
     send(store)
     store.parking.leave_one("o", "standing", first=False, at="n")
     store.parking.reserve_one("o", "standing", first=False, comes=False)
+    store.recall("k", "a")
     list(store.parking.wake_next("quiet"))
     store.check()
 

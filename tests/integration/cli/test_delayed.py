@@ -175,5 +175,7 @@ def test_when_a_rate_lets_the_next_in_is_said(site, invoke, key):
     site.store.parking.cancel(key, "task:0:0:0")
 
     assert re.match(r"next in (10|[89])m", row["NOTES"])
-    assert LATER - 120 < record["opens_in_seconds"] <= LATER
+    assert (
+        LATER - 120 < record["opens_in_seconds"] <= LATER + 0.005
+    )  # it may count that much longer
     assert re.search(r"next\tin (10|[89])m", shown)
