@@ -365,6 +365,8 @@ def test_what_a_task_needs_that_waited_is_made_at_once():
         store.parking.park_if_held("k", run, parked, 1.0)
 
     assert claims(store, ALONE).status is Status.GRANTED
+    for key in ("k", "free"):
+        store.calls.send(SendRequest(key, "r3:0:0:0", parked))
     assert server.late == []
     store.inspect("k")
     assert server.late

@@ -31,7 +31,8 @@
 -- USES records grants limits rates gates runs answers queue calls
 -- OFTEN look read_clock load known_number read_grant answer_free_key fetch answer_again answered record field
 -- OFTEN held_by new_record write_run forget_ended grant_for grant_of reserved_owner answer_later joins_at
--- OFTEN line_up integer place_of go is_in_woken let_in hand_on answer
+-- OFTEN line_up integer place_of new_place go enqueue is_in_woken let_in hand_on answer grant_alone
+-- OFTEN write_alone mint begin_lease
 
 local ORDER_MS = 1 / 2048 -- between runs of the same ms; scores are that precise until 2109
 

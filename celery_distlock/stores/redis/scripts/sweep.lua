@@ -13,7 +13,7 @@
 -- OFTEN look read_clock load read_grant known_number integer handle_due line_up_due send_away_due first_time
 -- OFTEN mend_lanes last_turn fetch look_at_kept free hand_on first_waiter offer_to_run run_of record field
 -- OFTEN held_by want_in opens keeps_out held_alone paused limit_now read_limit resting taken full too_soon
--- OFTEN terms_for wake reserve reserved_owner claim_ms grant_to grant_alone write_alone mint begin_lease go
+-- OFTEN terms_for wake reserve reserved_owner claim_ms grant_to grant_alone write_alone mint begin_lease go dequeue
 -- OFTEN write_run send push follows_another publish tidy free_forgotten look_at_rest strike_calls reply named
 
 local OVER_MS = 12000 -- before its end, a kept grant is extended
