@@ -1,4 +1,4 @@
-"""What many parked tasks cost, in lanes or not, in time and memory; and whom a flood delays."""
+"""What many parked tasks cost, in lanes or not, in time and memory; and what a flood delays."""
 
 import time
 from collections.abc import Iterator

@@ -148,7 +148,7 @@ class Guard:
         return ending
 
     def _leave(self, late: bool) -> None:
-        """Let the guard around this one listen again; tell it of a recall that came too late."""
+        """Restore the outer guard's callback; pass on a recall that came too late."""
         for hold, outer in self._before.items():
             hold.on_interrupted = outer
         is_told = self._is_told(late) or self._cancelled is not None
@@ -381,7 +381,7 @@ class _ByAsyncException:
 
 
 def _without_arguments(due: Interruption) -> type[Interruption]:
-    """Return a class whose objects are like *due*: Python throws a class into a thread."""
+    """Return a class that makes errors like *due*: Python throws a class into a thread."""
     kind = type(due)
 
     class OneInterruption(kind):  # type: ignore[misc,valid-type]

@@ -365,7 +365,7 @@ local function write_lane(noted)
     uncap(lane)
 end
 
--- Counts a grant no longer. Returns its lane, whose units the caller must write, if it notes one.
+-- Subtracts a grant from the sums. Returns its lane, if it notes one: the caller must write its units.
 local function count_down(grant)
     local noted = noted_lane(grant)
     if noted then
