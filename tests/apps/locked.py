@@ -16,11 +16,11 @@ from celery.worker.request import Request
 from pydantic import BaseModel
 
 from celery_distlock import Key, Lock, LockedTask, Order, install, policies, signals
-from celery_distlock.engine.abort import LEAVES_MUTEXES
 from celery_distlock.errors import LockConflictError, LockLostError
 from celery_distlock.runtime.message_facts import Received
 from celery_distlock.unique import Debounce, Throttle, Unique
 from tests.apps import make_app
+from tests.apps.bodies import go_on
 from tests.apps.journal import Journal
 
 LEASE = 3.0  # seconds: a busy machine can take two of them away
@@ -714,15 +714,6 @@ def run_unlocked(self: Any, key: str) -> bool:
 def sleep_long(self: Any, key: str) -> None:
     journal.write(key, self.lock.token)
     time.sleep(60)
-
-
-def go_on(lock: Any) -> None:
-    """Run for a minute; in a thread of Python 3.14, only a call of the lock ends that early."""
-    asks = LEAVES_MUTEXES and threading.current_thread() is not threading.main_thread()
-    for _ in range(60_000):
-        time.sleep(0.001)
-        if asks:
-            lock.ensure_held()
 
 
 @locked()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from celery_distlock import Lock, LockedTask, install
-from celery_distlock.engine.abort import LEAVES_MUTEXES
 from celery_distlock.errors import RecalledError
 from tests.apps import make_app
+from tests.apps.bodies import go_on
 from tests.apps.journal import Journal
 
 if TYPE_CHECKING:
@@ -50,15 +49,6 @@ def receive(_: Any) -> None:
         ours.recv(1)
 
 
-def turn(lock: Any) -> None:
-    """Run Python code; in a thread of Python 3.14, only a call of the lock ends that early."""
-    asks = LEAVES_MUTEXES and threading.current_thread() is not threading.main_thread()
-    for _ in range(60_000):
-        time.sleep(0.001)
-        if asks:
-            lock.ensure_held()
-
-
 def run_a_loop(_: Any) -> None:
     asyncio.run(asyncio.sleep(60))
 
@@ -66,7 +56,7 @@ def run_a_loop(_: Any) -> None:
 WAYS: dict[str, Callable[[Any], None]] = {
     "sleep": sleep,
     "receive": receive,
-    "turn": turn,
+    "turn": go_on,
     "run_a_loop": run_a_loop,
 }
 
@@ -96,7 +86,7 @@ def follow(self: Any, key: str) -> float:
 
 def wait_for_a_recall(task: Any, key: str) -> None:
     journal.write(key, "begun")
-    turn(task.lock)
+    go_on(task.lock)
 
 
 @locked()
@@ -182,4 +172,4 @@ def clean_up_for_long(self: Any, key: str) -> None:
         wait_for_a_recall(self, key)
     finally:
         journal.write(f"{key}:left", "begun")
-        turn(self.lock)
+        go_on(self.lock)
