@@ -38,9 +38,9 @@ class Sweeper:
         self._thread = DaemonThread("distlock-sweeper", self._run)
         self._failing_since = 0.0  # by the local clock; 0: it is not failing
 
-    def start(self, *, away: bool = False) -> None:
-        """Begin to sweep; *away*: the store does not answer at present."""
-        self._failing_since = clock.monotonic() if away else 0.0
+    def start(self, *, unreachable: bool = False) -> None:
+        """Begin to sweep; *unreachable*: the store does not answer at present."""
+        self._failing_since = clock.monotonic() if unreachable else 0.0
         self._thread.start()
 
     def stop(self) -> None:

@@ -38,7 +38,7 @@ class Contention:
 
     - Ignore: The task is parked, was sent again, or is a second delivery that may not run.
     - LockConflictError: The policy refuses.
-    - StoreUnavailableError: The store is away, and `lock_on_outage` is ``"fail"``.
+    - StoreUnavailableError: The store is unreachable, and `lock_on_outage` is ``"fail"``.
     """
 
     def __init__(

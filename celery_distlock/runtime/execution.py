@@ -83,7 +83,7 @@ class Execution:
             Ignore: The task is parked, was sent again, or was a second delivery.
             LockConflictError: The key is taken, and the policy or the call fails then.
             LockLostError: The lock was lost while the body ran.
-            StoreUnavailableError: The store is away, and `lock_on_outage` is ``"fail"``.
+            StoreUnavailableError: The store is unreachable, and `lock_on_outage` is ``"fail"``.
         """
         here().stack.append(self)
         try:

@@ -179,7 +179,7 @@ def _class_with_call(task: Task) -> type[Any]:
 
 
 def _settle(hold: Hold) -> None:
-    """Report to the store that the run of *hold* is over; in the background if it is away."""
+    """Report that the run of *hold* is over; in the background if the store is unreachable."""
     try:
         settled = drop(hold.store, slot_name(hold.key), hold.run)
     except StoreError:

@@ -345,7 +345,7 @@ def route_of(keys: Iterable[Key], task: str, destination: str) -> Route:
 
 
 def drop_at(store: Store, names: Iterable[str], run: str, *, mark: bool) -> None:
-    """Drop a run at the keys with slot names *names*; if the store is away, it expires there."""
+    """Drop a run at the keys with slot names *names*; an unreachable store lets it expire."""
     for name in names:
         with contextlib.suppress(StoreError):
             drop(store, name, run, mark=mark)

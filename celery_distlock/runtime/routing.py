@@ -123,7 +123,7 @@ class Backlog:
 
     def is_in(self, queues: Iterable[str]) -> bool:
         """
-        Whether one of *queues* has messages, or may have some because the broker is away.
+        Whether one of *queues* has messages, or may have some because the broker is unreachable.
 
         Also false if the broker does not report their number.
         """

@@ -103,14 +103,14 @@ def _send(
     identity: Identity | None,
     delay: float | None = None,
     *,
-    away: bool = False,
+    unreachable: bool = False,
     number: int = 0,
     **more: Any,
 ) -> Any:
     """Let Celery publish *call* to a producer that hands the message to the store."""
     ours = {**options, "countdown": None, "eta": None, **more}
     this = call if delay is None else replace(call, delay=delay)
-    with opened(this, identity, store_is_away=away, number=number) as through:
+    with opened(this, identity, store_is_unreachable=unreachable, number=number) as through:
         return apply(**ours, producer=through)
 
 
@@ -126,7 +126,7 @@ def _send_by_rule(
             raise
         text = "%s is sent without deduplication, the lock store is unavailable: %s"
         logger.warning(text, call.task.name, error)
-        return send(None, away=True)
+        return send(None, unreachable=True)
 
 
 def _call_of(

@@ -122,7 +122,7 @@ class StoreProducer:
         identity: The call's identity, if it has one.
         producer: The real producer, if the caller passed one.
         connection: The connection to make a producer of, if the caller passed one.
-        store_is_away: Send the call by the broker.
+        store_is_unreachable: Send the call by the broker.
         number: The `LockHeader.number` of the run that it replaces.
     """
 
@@ -133,12 +133,12 @@ class StoreProducer:
         producer: Any,
         connection: Any,
         *,
-        store_is_away: bool,
+        store_is_unreachable: bool,
         number: int = 0,
     ) -> None:
         self._call = call
         self._identity = identity
-        self._store_is_away = store_is_away
+        self._store_is_unreachable = store_is_unreachable
         self._number = number
         self._is_sent = False
         self._is_over = False  # Celery's `apply_async` has returned
@@ -241,7 +241,7 @@ class StoreProducer:
         where, declared = (exchange, routing_key), how.get("declare") or ()
         if not call.runtime.trust.knows_route(str(call.task.name), *where, declared=declared):
             return self._publish_in_time(content, how)  # no process would send it later
-        if self._store_is_away:
+        if self._store_is_unreachable:
             return self._publish_in_time(content, _as_outage(how, kept))
         marked = {**how, "headers": with_header(headers, header)}
         try:
@@ -253,7 +253,7 @@ class StoreProducer:
                 raise  # sent by the broker, it would be a second delivery of the run it replaces
             rule = call.plan.unique
             raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
-            if raises and not call.must_go:  # else the task fails, if the store is still away
+            if raises and not call.must_go:  # else the task fails, if still unreachable
                 raise
             logger.warning(
                 "%s[%s] is sent by the broker, the lock store is unavailable: %s",

@@ -63,7 +63,7 @@ class Parker:
         self._runtime = runtime
         self._hostname = hostname
         self._stale_after = stale_after
-        self._store_away_until = self._backend_away_until = 0.0
+        self._store_unreachable_until = self._backend_unreachable_until = 0.0
         self._stopped = False
 
     def stop(self) -> None:
@@ -111,7 +111,7 @@ class Parker:
                 STORE_PAUSE,
                 error,
             )
-            self._store_away_until = clock.monotonic() + STORE_PAUSE
+            self._store_unreachable_until = clock.monotonic() + STORE_PAUSE
             return False, True
         if reply is None or reply.status not in (Status.PARKED, Status.RESERVED):
             return False, reply is not None and reply.status is Status.DONE
@@ -121,7 +121,7 @@ class Parker:
 
     def _request(self, arrival: Arrival) -> Reply | None:
         """Ask the store to park the message; None: not now."""
-        if clock.monotonic() < self._store_away_until:
+        if clock.monotonic() < self._store_unreachable_until:
             return None
         self._show_parked(arrival)
         return None if self._stopped else self._send_request(arrival)
@@ -131,7 +131,7 @@ class Parker:
         ignored = message.headers.get("ignore_result")
         if task.ignore_result if ignored is None else ignored:
             return
-        if clock.monotonic() < self._backend_away_until:
+        if clock.monotonic() < self._backend_unreachable_until:
             return
         key, now = _taken_key(self._runtime.store, arrival)
         wait = None if now.waiting else now.opens  # else it is that of the first waiter
@@ -151,7 +151,7 @@ class Parker:
             )
             name, identity = task.name, arrival.identity
             logger.warning(words, PARKED, name, identity, BACKEND_PAUSE, error)
-            self._backend_away_until = clock.monotonic() + BACKEND_PAUSE
+            self._backend_unreachable_until = clock.monotonic() + BACKEND_PAUSE
             _close_broken_connections()
 
     def _send_request(self, arrival: Arrival) -> Reply:

@@ -48,7 +48,7 @@ class _Lookup:
 class SkipOnArrival(Receiver):
     """Checks, for messages of one task, whether their key is taken. For the event loop."""
 
-    _store_away_until = 0.0
+    _store_unreachable_until = 0.0
 
     def _receive_new(self, message: Any, delivery: Delivery) -> Any:
         """Hand *message* to the pool: at once, or when its key has been checked."""
@@ -100,7 +100,7 @@ class SkipOnArrival(Receiver):
 
     def _look(self, lookup: _Lookup) -> None:
         """Check which of its keys is taken, as far as the store answers."""
-        if clock.monotonic() < self._store_away_until:
+        if clock.monotonic() < self._store_unreachable_until:
             return
         message, run = lookup.message, execution_id(lookup.message.headers)
         try:
@@ -119,7 +119,7 @@ class SkipOnArrival(Receiver):
             )
             name, identity = self._task.name, message.headers["id"]
             logger.info(words, name, identity, STORE_PAUSE, error)
-            self._store_away_until = clock.monotonic() + STORE_PAUSE
+            self._store_unreachable_until = clock.monotonic() + STORE_PAUSE
 
     # In the event loop again
 

@@ -128,12 +128,12 @@ class LockStep(bootsteps.StartStopStep):
             settings.lease,
             settings.on_conflict,
         )
-        away = not self._check_store()
+        unreachable = not self._check_store()
         if Ability.QUEUE in store.abilities:
             queues = QueueStore.of(store)
             count = functools.partial(observe, "swept", parent.app, store, {})
             self._sweeper = Sweeper(queues, settings.sweep_interval, on_swept=count)
-            self._sweeper.start(away=away)
+            self._sweeper.start(unreachable=unreachable)
             self._ticker = Ticker(queues)
             self._ticker.start()
 
@@ -154,9 +154,9 @@ class LockStep(bootsteps.StartStopStep):
                 words = "; to start nevertheless, set distlock_start_without_store"
                 logger.critical("locks: %s%s%s", error, remedy, words)
                 raise WorkerShutdown(EX_FAILURE) from error
-            away = isinstance(error, StoreUnavailableError)
-            become = _ON_OUTAGE[settings.on_outage] if away else "fail"
-            own = ", except those with a lock_on_outage of their own" if away else ""
+            unreachable = isinstance(error, StoreUnavailableError)
+            become = _ON_OUTAGE[settings.on_outage] if unreachable else "fail"
+            own = ", except those with a lock_on_outage of their own" if unreachable else ""
             logger.warning("locks: %s; until it can serve, tasks %s%s", error, become, own)
             return False
         return True

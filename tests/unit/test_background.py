@@ -31,7 +31,7 @@ def test_a_signal_s_handler_may_submit_while_its_thread_starts_the_background_on
 def test_what_a_log_s_handler_raises_ends_no_background_thread(monkeypatch):
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            raise OSError("the log's server is away")
+            raise OSError("the log's server is unreachable")
 
     logger, done = logging.getLogger("celery_distlock.process.background"), []
     monkeypatch.setattr(logger, "handlers", [Broken()])

@@ -48,7 +48,7 @@ def broker():
         (3, True),
         (NotFound("there is no such queue"), False),
         (AccessRefused("nobody may look"), False),
-        (ConnectionError("it is away"), True),
+        (ConnectionError("it is unreachable"), True),
     ],
 )
 def test_a_message_may_be_in_a_queue_that_has_some_or_cannot_be_asked(broker, says, may_be_there):

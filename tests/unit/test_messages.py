@@ -161,7 +161,7 @@ def test_what_the_broker_refuses_for_long_and_still_has_it_gets_back(
         (MessageNacked(), {"acks_late": True, "pushed": True}),
         (MessageNacked(), {}),
     ],
-    ids=["it is away", "it was pushed", "it is acknowledged"],
+    ids=["it is unreachable", "it was pushed", "it is acknowledged"],
 )
 def test_what_the_broker_cannot_get_back_is_sent_when_it_takes_it(
     refusals, envelope, requeueing_of, monkeypatch, why, facts

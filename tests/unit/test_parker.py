@@ -136,7 +136,7 @@ def test_states_are_stored_again_after_the_database_has_restarted(parker, parked
     parked("b", backend=backend)
     assert [stored[0] for stored in backend.stored] == ["a"]
 
-    parker._backend_away_until = 0.0  # the pause is over
+    parker._backend_unreachable_until = 0.0  # the pause is over
     parked("c", backend=backend)
 
     assert [stored[0] for stored in backend.stored] == ["a", "c"]

@@ -33,7 +33,7 @@ def test_a_task_s_id_cannot_forge_a_line_of_the_log(caplog):
 def test_what_a_log_s_handler_raises_ends_no_sweeper(monkeypatch):
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            raise OSError("the log's server is away")
+            raise OSError("the log's server is unreachable")
 
     monkeypatch.setattr(logging.getLogger("celery_distlock.engine.sweeper"), "handlers", [Broken()])
     store, swept = MemoryStore("memory://", "test"), []

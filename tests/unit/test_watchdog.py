@@ -149,12 +149,12 @@ def test_what_a_finalizer_takes_while_the_next_look_is_planned_is_looked_at_in_t
     assert dog._looks_at <= clock.monotonic() + 1.0
 
 
-# A log's handler that raises, as one whose server is away with the store
+# A log's handler that raises, as one whose server is unreachable with the store
 
 
 class Broken(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        raise OSError("the log's server is away")
+        raise OSError("the log's server is unreachable")
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_the_report_of_a_hold_does_not_keep_it(hanging):
 
 @pytest.fixture
 def away():
-    """A store whose server is away."""
+    """A store whose server is unreachable."""
     store = RedisStore("redis://127.0.0.1:1", "test")
     yield store
     store.close()
@@ -361,7 +361,9 @@ def test_a_loss_is_reported_to_the_holder_while_the_log_hangs_at_the_stores_repo
 
 @pytest.mark.usefixtures("broken_log")
 def test_what_is_renewed_is_held_though_the_log_raises_at_what_the_store_says(away, monkeypatch):
-    monkeypatch.setattr(away._servers, "exchange", lambda *_: [1, RedisError("its node is away")])
+    monkeypatch.setattr(
+        away._servers, "exchange", lambda *_: [1, RedisError("its node is unreachable")]
+    )
     dog = Watchdog()
     holds = [held(away, 30.0), held(away, 30.0)]
     until = [hold.valid_until for hold in holds]

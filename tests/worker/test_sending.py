@@ -280,10 +280,10 @@ def test_several_keys_cannot_be_waited_for_so(site, key):
     site.tasks.work_two_keys.delay(key).get(timeout=30)
 
 
-# The broker is away
+# The broker is unreachable
 
 
-def test_a_call_is_accepted_while_the_broker_is_away(site, key):
+def test_a_call_is_accepted_while_the_broker_is_unreachable(site, key):
     once = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.0}
     gone = site.app.connection_for_write("redis://127.0.0.1:1/0", transport_options=once)
     options = {"connection": gone, "retry": False}

@@ -1,4 +1,4 @@
-"""Calls that are to go through the store, where it is away, cannot do that, or is not asked."""
+"""Calls through the store, where it is unreachable, cannot do that, or is not asked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def messages(redis_url: str, prefix: str) -> list[dict[str, Any]]:
         return [json.loads(each) for each in client.lrange(f"{prefix}:broker:celery", 0, -1)]
 
 
-def test_a_call_goes_by_the_broker_while_the_store_is_away(tasks, start, redis_url, prefix, key):
+def test_a_call_goes_by_the_broker_while_the_store_is_unreachable(
+    tasks, start, redis_url, prefix, key
+):
     tasks.server.stop()
 
     result = tasks.look.apply_async((key,), countdown=0.5)
@@ -65,7 +67,7 @@ def test_a_call_goes_by_the_broker_while_the_store_is_away(tasks, start, redis_u
     assert result.get(timeout=60) is not None
 
 
-def test_a_call_is_refused_while_the_store_is_away_if_the_task_is_to_fail_then(
+def test_a_call_is_refused_while_the_store_is_unreachable_if_the_task_is_to_fail_then(
     tasks, redis_url, prefix, key
 ):
     tasks.server.stop()
@@ -76,7 +78,7 @@ def test_a_call_is_refused_while_the_store_is_away_if_the_task_is_to_fail_then(
     assert messages(redis_url, prefix) == []
 
 
-def test_a_call_that_is_sent_in_any_case_is_sent_while_the_store_is_away(
+def test_a_call_that_is_sent_in_any_case_is_sent_while_the_store_is_unreachable(
     tasks, redis_url, prefix, key
 ):
     tasks.server.stop()
@@ -86,7 +88,9 @@ def test_a_call_that_is_sent_in_any_case_is_sent_while_the_store_is_away(
     assert len(messages(redis_url, prefix)) == 1
 
 
-def test_a_link_fails_by_itself_while_the_store_is_away_if_it_is_to_fail_then(tasks, start, key):
+def test_a_link_fails_by_itself_while_the_store_is_unreachable_if_it_is_to_fail_then(
+    tasks, start, key
+):
     tasks.server.stop()
     start()
 
@@ -97,7 +101,7 @@ def test_a_link_fails_by_itself_while_the_store_is_away_if_it_is_to_fail_then(ta
     assert link.parent.get(timeout=30) == 3
 
 
-def test_a_retry_goes_by_the_broker_while_the_store_is_away(tasks, redis_url, prefix, key):
+def test_a_retry_goes_by_the_broker_while_the_store_is_unreachable(tasks, redis_url, prefix, key):
     tasks.server.stop()
 
     tasks.fail_on_outage.apply_async((key,), task_id=key, retries=1)

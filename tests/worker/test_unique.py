@@ -592,7 +592,7 @@ def test_a_call_that_the_store_could_not_judge_runs(site, key, monkeypatch):
     site.journal.wait(key)
 
     def unanswered(*_: str) -> None:
-        raise StoreUnavailableError("the store is away")
+        raise StoreUnavailableError("the store is unreachable")
 
     with monkeypatch.context() as patch:
         patch.setattr(Runtime.of(site.app).store.calls, "peek", unanswered)

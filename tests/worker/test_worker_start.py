@@ -182,10 +182,10 @@ def test_memory_locks_are_accepted_for_threads(tasks, worker, key):
     assert parked.get(timeout=30) <= 20
 
 
-# A store that is away
+# A store that is unreachable
 
 
-def test_tasks_do_as_they_say_while_the_store_is_away(tasks, worker, private_server, key):
+def test_tasks_do_as_they_say_while_the_store_is_unreachable(tasks, worker, private_server, key):
     server = private_server()
     url = server.url
     server.stop()

@@ -56,7 +56,7 @@ class RedisUnits(Part, Units):
         return self._replies.released(slot_name(key), _LIMIT, asked)
 
     def _list(self, key: str) -> StoreUnavailableError | None:
-        """Make lists show *key*; return the error if the cluster's node with the index is away."""
+        """Make lists show *key*; return the error if the node with the index is unreachable."""
         try:
             self._requests.ask([self._records.index("add", slot_name(key))], key)
         except StoreUnavailableError as error:

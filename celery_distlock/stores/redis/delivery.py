@@ -66,7 +66,7 @@ class RedisChannels(Part, Channels):
         return script_call(script, (records,), *arguments)
 
     def _served(self, answers: Sequence[Any]) -> list[Any]:
-        """Return the answers without refusals, which are logged; raise if a server is away."""
+        """Return the answers without refusals, which are logged; raise if one is unreachable."""
         served = []
         for answer in answers:
             if not isinstance(answer, Exception):

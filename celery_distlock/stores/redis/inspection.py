@@ -47,26 +47,26 @@ class Inspection(Part):
         yield from keys_of(chain(self._held(pattern), self._waited_for()), pattern)
 
     def _held(self, pattern: str) -> Iterator[list[str]]:
-        answered, away = 0, []
+        answered, unreachable = 0, []
 
         def ask(scan: Command) -> Any:
-            """Return a cursor and records; none for a node that is away if there are others."""
+            """Return a cursor and records; none for an unreachable node if there are others."""
             nonlocal answered
             try:
                 found = self._requests.ask([scan], "the list of keys").answers[0]
             except StoreUnavailableError as error:
                 if self._servers.in_order:
                     raise
-                away.append(error)
+                unreachable.append(error)
                 return b"0", ()
             answered += 1
             return found
 
         holds = KeysWith(self._records.stem, pattern)
         yield from names_at(self._servers, holds, ask, self._requests.reading)
-        if away and not answered:
-            raise away[0]
-        for error in away:
+        if unreachable and not answered:
+            raise unreachable[0]
+        for error in unreachable:
             self._leave_out(error)
 
     def _waited_for(self) -> Iterator[list[str]]:
@@ -133,7 +133,7 @@ class Inspection(Part):
             self._complaints.tell(name, "%s: the key is skipped, and wakes no task", why)
         elif self._servers.in_order:
             raise self._requests.outage(refusal) from refusal
-        else:  # its node is away; the others are still listed
+        else:  # its node is unreachable; the others are still listed
             self.left_out += 1
             logger.warning("%s is skipped: %s", shown(key_of(name)), refusal)
 

@@ -38,23 +38,23 @@ class IndexMender(Part):
         self._parts = None
 
     def _mend(self) -> Iterator[None]:
-        """Add each such key again, in batches; if a node is away, the repair is soon repeated."""
-        away: list[Exception] = []
+        """Add each such key again, in batches; soon repeated if a node is unreachable."""
+        unreachable: list[Exception] = []
 
         def ask(scan: Command) -> Any:
             (answer,) = self._requests.attempt_beside([scan])
             if not isinstance(answer, Exception):
                 return answer
-            away.append(answer)
+            unreachable.append(answer)
             return b"0", ()
 
         parked = KeysWith(self._records.stem, record="tasks")
         for names in names_at(self._servers, parked, ask, self._requests.reading):
             calls = [self._records.index("add", name) for name in names]
             noted = self._requests.attempt_beside(calls)
-            away.extend(each for each in noted if isinstance(each, Exception))
+            unreachable.extend(each for each in noted if isinstance(each, Exception))
             yield
-        if not away:
+        if not unreachable:
             self._take_for_whole(MENDED, "XX")
 
     def _take_for_whole(self, seconds: float, only: str) -> bool:

@@ -327,8 +327,8 @@ class RedlockStore(ListingStore, CountingStore):
         """
         Return the counters as :meth:`Store.counts` does: of each, the highest of all nodes.
 
-        A node misses what is counted while it is away; the result is complete if one node never
-        was.
+        A node misses what is counted while it is unreachable; the result is complete if one node
+        never was.
         """
         look = self._records.command("counts", "HGETALL", "{}")
         answers = self._ask(look, "the counters", enough=_all_have_answered)

@@ -116,8 +116,8 @@ class RequestRunner:
         """
         Like :meth:`attempt_once`, for optional requests, with a short wait.
 
-        In a cluster it may go to another node than the key's, which may be away while the key's
-        node answers.
+        In a cluster it may go to another node than the key's, which may be unreachable while the
+        key's node answers.
         """
         timeout = TIMEOUT if self._servers.in_order else BESIDE
         return self._attempt_for([call._replace(brief=True) for call in calls], timeout)

@@ -412,7 +412,7 @@ class World(RuleBasedStateMachine):
         return reply
 
     def postpone(self, process: Process) -> None:
-        """The store is away: what it may have granted is given back, and the task sent again."""
+        """Give back what an unreachable store may have granted; the task is sent again."""
         run, hold = process.run, process.hold
         self.belated.append(lambda: self.release(hold))
         self.processes.remove(process)
@@ -478,7 +478,7 @@ class World(RuleBasedStateMachine):
         self.processes.remove(process)
 
     def release(self, hold: Hold, ended: Completion = Completion.NO, **how: Any) -> bool:
-        """Give the key up, or later if the store is away; whether the process has survived it."""
+        """Give the key up, later if the store is unreachable; whether the process has survived."""
         try:
             released = self.store.release(
                 ReleaseRequest(hold.key, hold.owner, run=hold.run, completion=ended, **how)

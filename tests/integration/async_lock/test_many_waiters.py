@@ -1,4 +1,4 @@
-"""Waiting costs no thread, few commands, and bears with a store that is away for a while."""
+"""Waiting costs no thread, few commands, and bears with a store that is unreachable for a while."""
 
 from __future__ import annotations
 

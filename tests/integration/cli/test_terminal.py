@@ -242,7 +242,9 @@ def looks(text: str) -> list[str]:
 
 
 @pytest.mark.faults
-def test_top_says_that_the_store_is_away_and_goes_on_when_it_is_back(terminal, private_server):
+def test_top_says_that_the_store_is_unreachable_and_goes_on_when_it_is_back(
+    terminal, private_server
+):
     server = private_server()
     screen = terminal("--url", server.url, "top", "--interval", "0.2s")
     screen.wait("0 held")

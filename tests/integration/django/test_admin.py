@@ -184,7 +184,7 @@ out(admin.show("stock:A").limit, "often" in answer.content.decode())
     assert facts(project, code) == [["held", True], [None, True]]
 
 
-def test_a_store_that_is_away_is_named_and_nothing_else_fails(project):
+def test_a_store_that_is_unreachable_is_named_and_nothing_else_fails(project):
     code = """
 client = user("view", "pause")
 for page in client.get(LIST), client.get(address("a")):

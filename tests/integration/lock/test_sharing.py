@@ -514,7 +514,7 @@ def test_a_wrong_rest_is_refused(new_lock, wrong):
         lease.cool_down(wrong)
 
 
-def test_a_rest_is_kept_though_the_store_is_away_when_the_key_is_given_up(
+def test_a_rest_is_kept_though_the_store_is_unreachable_when_the_key_is_given_up(
     new_lock, store, monkeypatch
 ):
     asked: list[Any] = []

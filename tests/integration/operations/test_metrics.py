@@ -225,7 +225,7 @@ def test_counts_of_several_processes_add_up(redis_url, prefix):
     assert found["wait", "sum"] == pytest.approx(0.3)
 
 
-def test_a_store_that_is_away_is_reported_as_down(private_server, site):
+def test_a_store_that_is_unreachable_is_reported_as_down(private_server, site):
     server = private_server()
     app = site.app
     runtime_store = open_store(server.url, "gone")

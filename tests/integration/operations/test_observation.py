@@ -189,7 +189,7 @@ class Broker:
         self.sent.append(kind)
 
 
-def test_events_are_left_out_for_a_while_when_the_broker_is_away(monkeypatch):
+def test_events_are_left_out_for_a_while_when_the_broker_is_unreachable(monkeypatch):
     broker = Broker()
     monkeypatch.setattr(events, "_sender", types.SimpleNamespace(value=events._Sender()))
     monkeypatch.setattr(events, "source", None)

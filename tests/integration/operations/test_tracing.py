@@ -121,7 +121,7 @@ def test_what_raises_as_a_span_is_made_fails_no_task(bare_site, monkeypatch, key
         pass
 
     def fail(*_: object, **__: object) -> None:
-        raise OSError("the collector is away")
+        raise OSError("the collector is unreachable")
 
     monkeypatch.setattr(Broken, moment, fail)
     provider = TracerProvider()

@@ -333,7 +333,7 @@ def test_text_cannot_become_html_even_if_the_page_were_wrong(shown):
         shown.evaluate("document.body.innerHTML = '<img src=x onerror=window.ran=1>'")
 
 
-def test_a_store_that_is_away_is_shown_and_comes_back(tab, start_page, private_server):
+def test_a_store_that_is_unreachable_is_shown_and_comes_back(tab, start_page, private_server):
     server = private_server()
     page = start_page(DISTLOCK_TEST_STORE=server.url)
     tab.goto(page.url)

@@ -368,7 +368,7 @@ def test_a_hostile_key_comes_as_text_and_goes_by_its_name(page_process, hold, ad
     assert admin.show(key).state == "free"
 
 
-def test_a_store_that_is_away_is_said_and_comes_back(start_page, private_server):
+def test_a_store_that_is_unreachable_is_said_and_comes_back(start_page, private_server):
     server = private_server()
     page = start_page(DISTLOCK_TEST_STORE=server.url)
     page.get("/api/locks")

@@ -12,7 +12,7 @@ from celery_distlock.stores.values import KeyState
 
 
 class Partial(MemoryStore):
-    """A store of several servers; a test counts those that are away."""
+    """A store of several servers; a test counts those that are unreachable."""
 
     left_out = 0
 

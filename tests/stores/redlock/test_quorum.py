@@ -108,7 +108,7 @@ def test_nothing_can_be_parked(shared_store):
         shared_store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
 
 
-# Two of five nodes are away
+# Two of five nodes are unreachable
 
 
 @breaking
@@ -188,7 +188,7 @@ def test_nodes_that_are_back_vote_at_once_where_another_begins_to_hang(masters, 
     take(store, "b", "another key")
 
 
-# Too many are away
+# Too many are unreachable
 
 
 @pytest.mark.parametrize("broken", [kill, hang])
@@ -627,7 +627,7 @@ def test_a_node_is_asked_again_after_a_defect_that_the_log_does_not_take(
     store = open_redlock(shared_masters.url, servers.new_prefix())
 
     def fail(*_: object, **__: object) -> None:
-        raise ValueError("a defect, or the log's server is away")
+        raise ValueError("a defect, or the log's server is unreachable")
 
     def is_taken() -> bool:
         with contextlib.suppress(QuorumError):

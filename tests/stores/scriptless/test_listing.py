@@ -98,7 +98,7 @@ def test_a_count_is_asked_once(store, monkeypatch):
     ],
     ids=["find_keys", "look", "count", "counts"],
 )
-def test_a_server_that_is_away_is_said_to_be(ask):
+def test_a_server_that_is_unreachable_is_said_to_be(ask):
     store = ScriptlessStore("redis://127.0.0.1:1?scripts=off", servers.new_prefix())
 
     with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1"):

@@ -119,7 +119,7 @@ def trips(monkeypatch) -> list[int]:
     return found
 
 
-def test_the_keys_of_a_cluster_that_is_away_are_not_listed(prefix):
+def test_the_keys_of_a_cluster_that_is_unreachable_are_not_listed(prefix):
     url = "redis+cluster://127.0.0.1:1,127.0.0.1:2/0"
     with closing(RedisStore(url, prefix)) as away, pytest.raises(StoreUnavailableError):
         list(away.find_keys())

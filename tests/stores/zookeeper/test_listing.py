@@ -146,7 +146,7 @@ def test_a_server_that_does_not_tell_of_itself_is_said_to_be_one(shared_server, 
 
 
 @asking
-def test_an_ensemble_that_is_away_is_said_to_be(ask, prefix, monkeypatch):
+def test_an_ensemble_that_is_unreachable_is_said_to_be(ask, prefix, monkeypatch):
     monkeypatch.setattr("celery_distlock.stores.zookeeper.store.TIMEOUT", 0.2)
     monkeypatch.setattr("celery_distlock.stores.zookeeper.sessions.TIMEOUT", 0.2)
     store = ZooKeeperStore("zookeeper://127.0.0.1:1", prefix)

@@ -399,7 +399,7 @@ def test_a_paused_server_leaves_a_renewal_unknown_in_time(server, breakable):
     wait_renewed(breakable)
 
 
-def test_a_server_that_is_away_is_given_up_in_time(server, breakable):
+def test_a_server_that_is_unreachable_is_given_up_in_time(server, breakable):
     take(breakable, "k", "a", 40.0)
     server.kill()
     started = time.monotonic()
