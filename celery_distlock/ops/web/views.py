@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -213,13 +213,8 @@ class Views:
     async def recall(self, request: Request) -> Response:
         """Ask the holder that the confirmation named to leave; as `release` in all else."""
         key, terms = await _holder_in(request)
-        recalled = await self._do(lambda: self._admin.recall(key, **terms))
-        if not recalled.asked:
-            logger.info("%s asked no holder: %r has changed hands", _who(request), key)
-            raise HTTPException(409, "no holder was asked: the key has changed hands, or is free")
-        holder = str(recalled.asked[0].who)
-        logger.warning("%s asked %r to leave %r", _who(request), holder, key)
-        return Json({"lock": _lock(recalled.before, clock.wall())})
+        done = await self._do(lambda: self._admin.recall(key, **terms))
+        return _outcome(request, "recalled", done.before, done.asked)
 
     async def release(self, request: Request) -> Response:
         """
@@ -228,13 +223,8 @@ class Views:
         If the key has several holders, `holder` is the owner of that one.
         """
         key, terms = await _holder_in(request)
-        released = await self._do(lambda: self._admin.release(key, **terms))
-        if not released.done:
-            logger.info("%s released nothing: %r has changed hands", _who(request), key)
-            raise HTTPException(409, "nothing was released: the key has changed hands, or is free")
-        holder = str(released.lost[0].who)
-        logger.warning("%s released %r, which %r held", _who(request), key, holder)
-        return Json({"lock": _lock(released.after, clock.wall())})
+        done = await self._do(lambda: self._admin.release(key, **terms))
+        return _outcome(request, "released", done.after, done.lost)
 
     async def wake(self, request: Request) -> Response:
         """Send the tasks at a key that should be in flight."""
@@ -306,6 +296,15 @@ async def _holder_in(request: Request) -> tuple[str, dict[str, Any]]:
     owners = (_text(body, "holder"),) if "holder" in body else ()
     author, reason = _operator(request, body)
     return key, {"token": token, "owners": owners, "author": author, "reason": reason}
+
+
+def _outcome(request: Request, did: str, lock: KeyState, of: Sequence[HoldInfo]) -> Response:
+    """Return the answer to a request that *did* something to the holder *of* a key, or nothing."""
+    if not of:
+        logger.info("%s %s nothing: %r has changed hands", _who(request), did, lock.key)
+        raise HTTPException(409, f"nothing was {did}: the key has changed hands, or is free")
+    logger.warning("%s %s %r, which %r held", _who(request), did, lock.key, str(of[0].who))
+    return Json({"lock": _lock(lock, clock.wall())})
 
 
 def _lock(lock: KeyState, now: float) -> dict[str, Any]:

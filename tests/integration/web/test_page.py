@@ -160,7 +160,7 @@ def test_one_of_several_is_asked_to_leave_and_no_other(page_process, share, admi
     holds = [Ownership("tenant:8", owner, 60.0) for owner in (first, second)]
     outcomes = [outcome for outcome, _ in admin.store.renew(holds, 5.0)]
     assert outcomes == [RenewOutcome.RECALLED, RenewOutcome.RENEWED]
-    assert "asked 'shop.f[one] on" in page_process.log()
+    assert "recalled 'tenant:8', which 'shop.f[one] on" in page_process.log()
     (action,) = admin.actions("tenant:8")
     assert (action.name, action.reason, action.owners) == ("recall", "INC-8", (first,))
     stale = page_process.post("/api/recall", {**asked, "token": "7", "holder": first})
