@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from celery_distlock import LockedTask, install
+from celery_distlock import LockedTask, install, signals
 from celery_distlock.errors import RecalledError
 from celery_distlock.unique import Latest
 from tests.apps import make_app
@@ -25,6 +25,12 @@ app.conf.update(
 )
 install(app)
 journal = Journal.of_environment()
+
+
+@signals.lock_renewed.connect
+@signals.lock_recalled.connect
+def note_lease(signal: Any, *, key: str, **_: Any) -> None:
+    journal.write(f"{key}:lease", signal.name)
 
 
 def latest(rule: Latest, **options: Any) -> Any:

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from celery_distlock import clock
 from celery_distlock.engine.hold import Hold, HoldState, Terms
 from celery_distlock.engine.watchdog import ANSWER_IN, ANSWER_SHARE, Watchdog, _Watched
+from celery_distlock.runtime.plans import RECALL_IN
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import RenewOutcome, Reply, Status
@@ -54,6 +55,37 @@ def test_a_hold_is_warned_of_once_when_its_time_is_over(caplog, monkeypatch, wat
 
     assert caplog.text.count("shop.reserve[id] still holds 'k' after 10.0 s") == 1
     assert dog._period(hold) > 10
+
+
+class Asking(MemoryStore):
+    """Asks each holder to leave when it renews, and counts the renewals."""
+
+    def __init__(self):
+        super().__init__("memory://", "test")
+        self.renewals = 0
+
+    def renew(self, holds, timeout):
+        self.renewals += 1
+        return [(RenewOutcome.RECALLED, clock.monotonic()) for _ in holds]
+
+
+@pytest.mark.parametrize(("lease", "within"), [(60.0, 1.0), (1.5, 0.5)])
+def test_one_renewal_tells_a_holder_to_leave_within_a_second_or_a_third(monkeypatch, lease, within):
+    now = clock.monotonic()
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    store, dog = Asking(), Watchdog()
+    hold = Hold(store, "k", Terms(lease, renew_every=RECALL_IN), label="shop.reserve[id]")
+    assert hold.take(Reply(Status.GRANTED, now, token=1))
+    dog._due[_Watched(hold)] = now + dog._period(hold)
+
+    dog._pass()
+    assert store.renewals == 0
+    now += within
+    dog._pass()
+
+    wait_until(lambda: hold.recalled, what="the recall")
+    assert store.renewals == 1
+    assert 0 < min(dog._due.values()) - now <= within
 
 
 @pytest.mark.parametrize("due", [60.0, 6.0])
