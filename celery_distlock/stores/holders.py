@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .values import Holder as HolderRecord
     from .values import KeyState
 
-__all__ = ["HoldInfo", "Holder", "holds_of", "known_time"]
+__all__ = ["Asked", "HoldInfo", "Holder", "holds_of", "known_time"]
 
 LATEST = 253_402_300_799.0  # seconds since the epoch: the year 9999 ends
 _STATES = ("held", "waking", "resting")  # of a hold; a key's state is the first one of its holds
@@ -59,6 +59,19 @@ class Holder(NamedTuple):
         return cls(known.task or owner, known.task_id, known.host, known.pid, owner)
 
 
+class Asked(NamedTuple):
+    """
+    When a holder was asked to leave, and by what.
+
+    Attributes:
+        at: In seconds since the epoch by the store's clock; 0: it was not asked.
+        by: ``a newer call`` or ``an operator``.
+    """
+
+    at: float = 0.0
+    by: str = ""
+
+
 class HoldInfo(NamedTuple):
     """
     One holder's part of a key.
@@ -72,6 +85,7 @@ class HoldInfo(NamedTuple):
         slot: The number of its unit, from 0; -1: none.
         since: When it was granted, in seconds since the epoch by the store's clock; 0: unknown.
         remaining: Seconds that are left of the lease; infinite if its record has no expiry.
+        asked: When it was asked to leave, and by what.
         waits_for: The other key that the task waits for while this one is reserved for it; None:
             the task is dispatched, or `Admin.show` has not looked.
     """
@@ -82,6 +96,7 @@ class HoldInfo(NamedTuple):
     slot: int
     since: float
     remaining: float
+    asked: Asked = Asked()
     waits_for: "KeyState | None" = None
 
 
@@ -109,5 +124,5 @@ def _hold(record: "HolderRecord", state: "KeyState", waits_for: "KeyState | None
         kind, who = "waking", Holder(task, task_id_of(record.run), owner=record.owner)
     elif not who.task_id:
         who = who._replace(task_id=task_id_of(record.run))
-    since = known_time(record.since)
-    return HoldInfo(who, kind, record.units, record.slot, since, record.remaining, waits_for)
+    since, left = known_time(record.since), record.remaining
+    return HoldInfo(who, kind, record.units, record.slot, since, left, record.asked, waits_for)

@@ -13,8 +13,8 @@ from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import is_resting
 from celery_distlock.rate import Rate
 
+from .holders import Asked, HoldInfo, holds_of
 from .holders import Holder as HolderName
-from .holders import HoldInfo, holds_of
 
 __all__ = [
     "ALONE",
@@ -223,6 +223,7 @@ class Holder(NamedTuple):
         since: When it was granted, in seconds since the epoch by the store's clock.
         remaining: Seconds until its lease ends.
         task: The name of a dispatched task, where known.
+        asked: When it was asked to leave, and by what.
     """
 
     owner: str
@@ -232,6 +233,7 @@ class Holder(NamedTuple):
     since: float
     remaining: float
     task: str = ""
+    asked: Asked = Asked()
 
 
 class Lane(NamedTuple):
@@ -491,6 +493,7 @@ class KeyState(NamedTuple):
             is none, it is that of `Store.inspect_for`'s request.
         identities: Number of calls that have an identity, see `Calls.bearers`. Above 50, it may
             include some that are no longer valid.
+        asked: When the exclusive holder was asked to leave, and by what.
         key: The key, as shown to operators; empty in snapshots that come from a store.
         elsewhere: The keys that its runs of several keys wait for, by owner. Only `Admin.show`
             fills it.
@@ -515,13 +518,15 @@ class KeyState(NamedTuple):
     due: float = 0.0
     opens: float | None = None
     identities: int = 0
+    asked: Asked = Asked()
     key: str = ""
     elsewhere: "tuple[tuple[str, KeyState], ...]" = ()
 
     @property
     def holds(self) -> tuple[HoldInfo, ...]:
         """What each holder holds, by state, ``held`` first, then by time of the grant."""
-        return holds_of(self, Holder(self.owner, self.run, 1, -1, self.since, self.remaining))
+        lasting = self.since, self.remaining
+        return holds_of(self, Holder(self.owner, self.run, 1, -1, *lasting, asked=self.asked))
 
     @property
     def holder(self) -> HolderName | None:

@@ -15,10 +15,11 @@ from celery_distlock.ops.cli.display import (
     wants_label,
 )
 from celery_distlock.ops.cli.ranges import Duration
-from celery_distlock.ops.cli.single import in_use
+from celery_distlock.ops.cli.single import in_use, key_facts
 from celery_distlock.ops.cli.top import View
 from celery_distlock.ops.looks import holds_named, is_of_interest, lock_info, waiter_info
 from celery_distlock.rate import Rate
+from celery_distlock.stores.holders import Asked
 from celery_distlock.stores.values import Holder, KeyState, Limit, Starts, Waiter, Want
 
 NOW = 1_800_000_000.0
@@ -219,6 +220,28 @@ def test_a_holder_s_row_has_its_units_its_slot_and_its_lease():
     assert cells[:5] == ["shop.f", "id-1", "vm:1", "1", "3"]
     assert cells[5].endswith("(10.0s ago)")
     assert cells[6] == "20.0s"
+
+
+def test_when_a_holder_was_asked_to_leave_and_by_what_is_shown():
+    asked = Asked(NOW - 4, "a newer call")
+    alone = lock_info("k", KeyState("vm|1|shop.f[id]|n", 7, "", NOW - 9, 20.0, 0, asked=asked))
+    one, other = lock_info("k", shared(holder(1)._replace(asked=asked), holder(2))).holds
+
+    assert dict(key_facts(alone, NOW))["asked"].endswith("(4.0s ago) by a newer call")
+    assert [hold_cells(each, NOW, brief=True)[7] for each in (one, other)] == [
+        "4.0s ago by a newer call",
+        "",
+    ]
+    (record,) = lock_record(alone, NOW)["holders"]
+    assert (record["asked_seconds"], record["asked_by"]) == (NOW - 4, "a newer call")
+
+
+def test_of_one_that_was_not_asked_there_is_nothing_to_show():
+    alone = lock_info("k", KeyState("vm|1|shop.f[id]|n", 7, "", NOW - 9, 20.0, 0))
+
+    assert "asked" not in dict(key_facts(alone, NOW))
+    (record,) = lock_record(alone, NOW)["holders"]
+    assert (record["asked"], record["asked_seconds"], record["asked_by"]) == (None, None, None)
 
 
 def test_a_waiter_for_units_shows_that():

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from celery_distlock.naming import printable, shown
 from celery_distlock.ops.looks import CallInfo, WaiterInfo
-from celery_distlock.stores.holders import Holder, HoldInfo
+from celery_distlock.stores.holders import Asked, Holder, HoldInfo
 from celery_distlock.stores.values import Action, KeyState, Lane, Limit, Want
 
 PAGE = 200  # rows per table; more rows start another table, so that few are kept in memory
@@ -35,13 +35,13 @@ LOCK_COLUMNS = (
     "woken",
     "notes",
 )
-HOLD_COLUMNS = ("holder", "id", "worker", "units", "slot", "since", "lease")
+HOLD_COLUMNS = ("holder", "id", "worker", "units", "slot", "since", "lease", "asked")
 WAITER_COLUMNS = ("place", "kind", "task", "id", "worker", "waits", "leaves", "wants")
 ACTION_COLUMNS = ("action", "by", "when", "what", "reason")
 CALL_COLUMNS = ("identity", "id", "where")
 LANE_COLUMNS = ("lane", "waiting", "in use", "share")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
-OPTIONAL = frozenset({"held", "notes", "leaves", "wants"})  # omitted if they are empty in all rows
+OPTIONAL = frozenset({"held", "notes", "asked", "leaves", "wants"})  # omitted if empty in all rows
 EXCLUSIVE = "exclusive"
 WHOLE = frozenset({"key", "id"})  # kept on one line: they are copied into the next command
 SPARE = ("token", "worker", "woken", "slot", "lease")  # dropped for that, in this order
@@ -285,7 +285,14 @@ def hold_cells(hold: HoldInfo, now: float, *, brief: bool = False) -> list[str]:
         str(hold.slot) if hold.slot >= 0 else "",
         ago(hold.since, now) if brief else since(hold.since, now),
         duration(hold.remaining),
+        asked_label(hold.asked, now, brief=brief),
     ]
+
+
+def asked_label(asked: Asked, now: float, *, brief: bool = False) -> str:
+    """Return when a holder was asked to leave, and by what; empty if it was not."""
+    when = ago(asked.at, now) if brief else since(asked.at, now)
+    return f"{when} by {asked.by}" if asked.at else ""
 
 
 def waits_label(hold: HoldInfo) -> str:
@@ -328,6 +335,8 @@ def _hold_record(hold: HoldInfo, now: float) -> dict[str, Any]:
         "units": hold.units,
         "slot": hold.slot if hold.slot >= 0 else None,
         **_lasting(hold, now),
+        **_time("asked", hold.asked.at),
+        "asked_by": hold.asked.by or None,
         **({"waits_for": lock_record(hold.waits_for, now)} if hold.waits_for else {}),
     }
 

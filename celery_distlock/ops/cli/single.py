@@ -32,6 +32,7 @@ from .display import (
     Screen,
     action_cells,
     action_record,
+    asked_label,
     call_cells,
     duration,
     hold_cells,
@@ -188,6 +189,8 @@ def key_facts(info: KeyState, now: float) -> list[tuple[str, str]]:
             ("since", since(info.since, now)),
             ("lease", _lease(info.remaining)),
         ]
+        if asked := asked_label(info.asked, now):
+            facts.append(("asked", f"to leave, {asked}"))
     if info.holder is not None:
         facts.append(("token", str(info.token) if info.token > 0 else "-"))
     if info.limit is not None:

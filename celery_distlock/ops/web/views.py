@@ -340,6 +340,7 @@ def _hold(hold: HoldInfo, now: float) -> dict[str, Any]:
         "units": hold.units,
         "slot": hold.slot if hold.slot >= 0 else None,
         **_lasting(hold, now),
+        "asked": hold.asked._asdict() if hold.asked.at else None,
     }
 
 

@@ -12,6 +12,7 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
 from celery_distlock.stores.base import batches
+from celery_distlock.stores.holders import Asked
 from celery_distlock.stores.values import (
     UNREADABLE,
     Holder,
@@ -161,6 +162,7 @@ class Inspection(Part):
             due=told.number("due_ms") / 1000,
             opens=told.seconds("opens_ms"),
             identities=told.number("identities"),
+            asked=_asked(told),
         )
         return _shared(state, told) if owner == SHARED else state
 
@@ -183,6 +185,12 @@ def _limit(written: str) -> Limit | None:
     return Limit(units, int(until_ms) / 1000, author, int(since) / 1e6, read_rates(rates or ""))
 
 
+def _asked(told: Fields) -> Asked:
+    asked = told.text("asked")
+    by = "a newer call" if asked.startswith("n") else "an operator"
+    return Asked(since_of(asked.lstrip("n").encode()), by) if asked else Asked()
+
+
 def _starts(told: Fields) -> tuple[Starts, ...]:
     counts = [
         Starts(each.number("limit"), each.number("per") / 1e6, each.number("begun"))
@@ -203,6 +211,7 @@ def _shared(state: KeyState, told: Fields) -> KeyState:
             since_of(each.raw("since")),
             each.number("left_ms") / 1000,
             each.text("task"),
+            _asked(each),
         )
         for each in told.each("holders")
     ]

@@ -203,7 +203,7 @@ class Queue:
         ]
         if not shown:
             return FREE
-        owner, run, _, _, since, left, _ = shown[0]
+        owner, run, _, _, since, left, *_ = shown[0]
         state = KeyState(owner, held[0].facts.token, run, since, left, 0)
         if held[0].facts.alone:
             return state

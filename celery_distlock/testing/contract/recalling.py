@@ -1,9 +1,11 @@
 """Tests of holders that are asked to leave."""
 
+import time
 from collections.abc import Callable
 
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.holders import Asked
 from celery_distlock.stores.values import Ability, RenewOutcome
 
 from .actions import BUSY, ask, expire, holder, renew, take
@@ -48,6 +50,18 @@ class RecallContract(Given):
         assert store.release(ReleaseRequest("k", "a")).released
         take(store, "k", "b")
 
+    def test_a_look_shows_when_it_was_asked_first_and_by_what(self, store: Store) -> None:
+        take(store, "k", "a")
+        assert store.inspect("k").asked == Asked()
+        store.recall("k", "a")
+        asked = store.inspect("k").asked
+        renew(store, ("k", "a", 30.0))
+        store.recall("k", "a")
+
+        assert (store.inspect("k").asked, asked.by) == (asked, "an operator")
+        assert abs(asked.at - time.time()) < 60
+        assert [hold.asked for hold in store.inspect("k").holds] == [asked]
+
     def test_only_its_holder_can_be_asked(self, store: Store) -> None:
         assert not store.recall("k", "a")
         take(store, "k", "b")
@@ -65,6 +79,7 @@ class RecallContract(Given):
         for owner in ("b", "a"):
             take(store, "k", owner)
             assert renew(store, ("k", owner, 30.0)) == [RENEWED]
+            assert store.inspect("k").asked == Asked()
             store.release(ReleaseRequest("k", owner))
 
     def test_a_hold_whose_lease_is_over_is_not_asked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -77,6 +78,17 @@ class Recalls(Given):
 
         assert outcome(store) is RECALLED
         assert outcome(store) is RECALLED
+
+    @pytest.mark.parametrize("want", [ALONE, TWO], ids=["alone", "beside others"])
+    def test_a_look_shows_that_a_newer_call_asked_it(self, store: QueueStore, want: Want) -> None:
+        run_first(store, want=want)
+        send(store, "k", "second:0:0:0", identity=SAME, want=want)
+        store.recall("k", "a")
+
+        (asked,) = [hold.asked for hold in store.inspect("k").holds if hold.who.owner == "a"]
+
+        assert asked.by == "a newer call"
+        assert abs(asked.at - time.time()) < 60
 
     def test_a_sweep_forgets_none_that_runs(self, store: QueueStore) -> None:
         run_first(store)
@@ -191,6 +203,8 @@ class Recalls(Given):
         assert store.recall("k", "b")
 
         assert [outcome(store, owner) for owner in "abc"] == [RENEWED, RECALLED, RENEWED]
+        asked = {hold.who.owner: hold.asked.by for hold in store.inspect("k").holds}
+        assert asked == {"a": "", "b": "an operator", "c": ""}
 
     def test_a_key_that_is_kept_for_a_retry_does_not_ask_that(self, store: QueueStore) -> None:
         run_first(store)

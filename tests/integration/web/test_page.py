@@ -161,6 +161,9 @@ def test_one_of_several_is_asked_to_leave_and_no_other(page_process, share, admi
     outcomes = [outcome for outcome, _ in admin.store.renew(holds, 5.0)]
     assert outcomes == [RenewOutcome.RECALLED, RenewOutcome.RENEWED]
     assert "recalled 'tenant:8', which 'shop.f[one] on" in page_process.log()
+    one, two = page_process.get("/api/lock", name=lock["name"])["holds"]
+    assert (one["asked"]["by"], two["asked"]) == ("an operator", None)
+    assert abs(one["asked"]["at"] - time.time()) < 60
     (action,) = admin.actions("tenant:8")
     assert (action.name, action.reason, action.owners) == ("recall", "INC-8", (first,))
     stale = page_process.post("/api/recall", {**asked, "token": "7", "holder": first})

@@ -294,6 +294,8 @@ function showDetails(details) {
     if (lock.holder.host) facts.push(["Host", lock.holder.host], ["Process", lock.holder.pid]);
     if (lock.since) facts.push(["Since", clock(lock.since)], ["Held for", seconds(lock.held)]);
     facts.push(["Lease left", left(lock)]);
+    const [{ asked }] = details.holds;
+    if (asked) facts.push(["Asked to leave", askedBy(asked)]);
   }
   if (lock.holder) facts.push(["Token", lock.token]);
   if (lock.limit) facts.push(["Limit", limited(lock.limit)]);
@@ -314,6 +316,11 @@ function showDetails(details) {
   showQueue(details);
   showSeen(details);
   showActions(details);
+}
+
+/** Return when a holder was asked to leave, and by what. */
+function askedBy({ at, by }) {
+  return `${clock(at)}, by ${by}`;
 }
 
 /** Describe a lane; the first one has the next turn. */
@@ -353,7 +360,8 @@ function holdItem(lock, hold) {
   const place = hold.who.host ? `on ${hold.who.host}, process ${hold.who.pid}, ` : states[hold.state];
   const slot = hold.slot === null ? "" : `, slot ${hold.slot}`;
   const units = `${count(hold.units)} unit${hold.units > 1 ? "s" : ""}${slot}`;
-  const times = `${hold.since ? `, for ${seconds(hold.held)}` : ""}, lease left ${left(hold)}`;
+  const asked = hold.asked ? `, asked to leave ${askedBy(hold.asked)}` : "";
+  const times = `${hold.since ? `, for ${seconds(hold.held)}` : ""}, lease left ${left(hold)}${asked}`;
   const about = make("div", "soft", place + units + times);
   if (hold.since) about.title = `since ${clock(hold.since)}`;
   who.append(about);

@@ -33,7 +33,7 @@ local RESTING = 'z'
 local AGAIN = 'a' -- another message of its run is in flight
 local STARTS = 's' -- a start is reserved for it
 local LANE = 'Z' -- then the lane, if only some units are for it, two capital letters for each byte
-local RECALLED = 'c' -- its holder is asked to leave
+local RECALLED = 'c' -- its holder is asked to leave; then `n` if by a newer call, and when (µs)
 
 local function reserved_owner(run)
     return 'parked:' .. run
@@ -44,7 +44,7 @@ local function read_grant(row)
         return nil
     end
     local ends, units, slot, stage, flags, place, since, length, rest =
-        string.match(row, '^(%d+) (%d+) (%-?%d+) (%a)(%a*) (%d+) (%d+) (%d+) (.*)$')
+        string.match(row, '^(%d+) (%d+) (%-?%d+) (%a)(%w*) (%d+) (%d+) (%d+) (.*)$')
     if not ends then
         return nil -- written by another program
     end
@@ -66,7 +66,7 @@ end
 -- Returns whether a grant is the owner's for the run, and no other message of the run is in flight. Faster
 -- than to read the grant.
 local function is_last_of(row, owner, run)
-    local flags, names = string.match(row, '^%d+ %d+ %-?%d+ %a(%a*) %d+ %d+ (.*)$')
+    local flags, names = string.match(row, '^%d+ %d+ %-?%d+ %a(%w*) %d+ %d+ (.*)$')
     return names == #owner .. ' ' .. owner .. run and not string.find(flags, AGAIN, 1, true)
 end
 
@@ -596,9 +596,9 @@ local function pass(grant, owner, run, for_ms, stage)
     end
 end
 
-local function flag(grant, letter)
+local function flag(grant, letter, more)
     if not string.find(grant.flags, letter, 1, true) then
-        grant.flags = grant.flags .. letter
+        grant.flags = grant.flags .. letter .. (more or '')
         redis.call('HSET', LOCK, grant.units == 0 and 'x' or 'g:' .. grant.owner, row_of(grant))
     end
 end

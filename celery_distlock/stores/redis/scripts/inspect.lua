@@ -13,8 +13,9 @@
 --         that were delivered already are included
 -- opens_ms  in how many ms time alone admits the first waiter, if it does; or this want, if there is none
 -- identities  number of identities in use; if there are many, obsolete ones are included
--- holders   some of the shared grants: owner, run, units, slot, since (µs), left_ms, and the name of the
---         task if the grant is reserved
+-- asked   when the holder was asked to leave (µs), and `n` before it if by a newer call
+-- holders   some of the shared grants: owner, run, units, slot, since (µs), left_ms, asked, and the name
+--         of the task if the grant is reserved
 -- USES records grants limits rates gates runs answers queue calls
 
 local MOST_HOLDERS = 100
@@ -103,6 +104,10 @@ local function task_name(grant)
     return of and of.t or ''
 end
 
+local function asked_of(grant)
+    return string.match(grant.flags, RECALLED .. '(n?%d+)')
+end
+
 local function written_limit()
     local written = field('limit') or ''
     local ends_ms = tonumber(string.match(written, '^%S+ (%d+) ') or 0)
@@ -125,6 +130,7 @@ local first = first_waiter(true)
 local found = { owner = owner, token = key.token, run = alone and alone.run, ttl_ms = ttl_ms }
 found.waiting, found.oldest, found.woken = redis.call('ZCARD', QUEUE), oldest, count_woken()
 found.task, found.limit, found.used = alone and task_name(alone), written_limit(), used
+found.asked = alone and asked_of(alone)
 found.capacity, found.rest_ms, found.starts = key.capacity, math.max(0, math.ceil(key.rest - now_ms)), all_starts()
 local next_want = first and want_of(first) or ARGV[1] and want_in(ARGV[1])
 local opens_at = next_want and opens(next_want)
@@ -137,6 +143,7 @@ for number = 1, math.min(#grants, MOST_HOLDERS) do
     local left_ms = math.floor(grant.ends - now_ms)
     local holder = { owner = grant.owner, run = grant.run, units = grant.units, slot = grant.slot }
     holder.since, holder.left_ms, holder.task = integer(grant.since), left_ms, task_name(grant)
+    holder.asked = asked_of(grant)
     found.holders[number] = holder
 end
 return named(found)

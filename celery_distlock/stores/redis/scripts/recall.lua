@@ -11,5 +11,5 @@ local grant = grant_of(owner)
 if not grant or grant.ends <= now_ms then
     return 0
 end
-flag(grant, RECALLED)
+flag(grant, RECALLED, clock)
 return 1

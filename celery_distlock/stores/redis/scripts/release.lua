@@ -105,7 +105,7 @@ local function keep_locked(grant)
     local rests = string.find(keep_run, 'resting:', 1, true) == 1
     leave_start(reserved_owner(keep_run), now)
     redis.call('HDEL', LOCK, 'was', 'start:' .. owner)
-    grant.flags = string.gsub(grant.flags, RECALLED, '')
+    grant.flags = string.gsub(grant.flags, RECALLED .. 'n?%d*', '')
     pass(grant, reserved_owner(keep_run), keep_run, keep_ms, rests and RESTING or RESERVED)
     if rests then
         if grant.units > 0 then

@@ -11,7 +11,7 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local alone, beside = unpack(redis.call('HMGET', KEYS[1], 'x', 'g:' .. owner))
 local name, row = alone and 'x' or 'g:' .. owner, alone or beside
 local ends, others, flags, length, rest =
-    string.match(row or '', '^(%d+)( %d+ %-?%d+ %a(%a*) %d+ %d+ (%d+) (.*))$')
+    string.match(row or '', '^(%d+)( %d+ %-?%d+ %a(%w*) %d+ %d+ (%d+) (.*))$')
 if not ends or tonumber(ends) <= now_ms then
     return -1
 elseif string.sub(rest, 1, tonumber(length)) ~= owner then

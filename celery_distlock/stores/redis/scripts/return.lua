@@ -18,7 +18,7 @@ local SHORTEST_MS = 10 -- for a hold, including the delivery of the message
 local SHARE = 0.5 -- of a hold between two turns: two callers at a time are better than none
 local OVERTIME = 0.75 -- a hold that is longer than usual is expected to last this part of its age more
 local FEW = 64 -- grants that are read; with more, holds count as longer than usual
-local SINCE = '^%d+ %d+ %-?%d+ %a+ %d+ (%d+) ' -- in a grant, as in grants.lua
+local SINCE = '^%d+ %d+ %-?%d+ %w+ %d+ (%d+) ' -- in a grant, as in grants.lua
 local KEPT_MS = 60000 -- for which turns are remembered after the last one
 
 -- Returns a field as a number; 0 if another program wrote something else there.

@@ -227,7 +227,7 @@ local function recall(run)
     local of, held = record(run), held_by(run)
     local grant = held or grant_for(run)
     if grant then
-        flag(grant, RECALLED)
+        flag(grant, RECALLED, 'n' .. clock)
     end
     if held then
         flag(grant, AGAIN) -- its end must be remembered
