@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 from celery import Celery
 
 
-def make_app(name: str) -> Celery:
-    """An app whose every key at broker and backend begins with the test's prefix."""
+def make_app(name: str, **settings: Any) -> Celery:
+    """Make an app with *settings*; its keys at broker, backend and store have the test's prefix."""
     prefix = os.environ["DISTLOCK_TEST_PREFIX"]
     amqp = os.environ.get("DISTLOCK_TEST_AMQP")
     app = Celery(name)
@@ -30,5 +31,7 @@ def make_app(name: str) -> Celery:
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=True,
         distlock_url=os.environ.get("DISTLOCK_TEST_STORE"),
+        distlock_prefix=f"{prefix}:lock",
     )
+    app.conf.update(settings)
     return app

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery_distlock import LockedTask, install
@@ -10,12 +9,8 @@ from celery_distlock.unique import Debounce
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_sweep_interval=0.5,
-    task_ignore_result=True,
-    worker_prefetch_multiplier=1,
+app = make_app(
+    __name__, distlock_sweep_interval=0.5, task_ignore_result=True, worker_prefetch_multiplier=1
 )
 install(app)
 journal = Journal.of_environment()

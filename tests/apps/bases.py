@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +19,7 @@ try:
 except ImportError:  # in environments with other versions
     Batches = None
 
-app = make_app(__name__)
-app.conf.update(
-    broker_pool_limit=2,
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_sweep_interval=0.3,
-)
+app = make_app(__name__, broker_pool_limit=2, distlock_sweep_interval=0.3)
 install(app)
 journal = Journal.of_environment()
 deferred: list[Callable[[], Any]] = []

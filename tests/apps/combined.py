@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PAUSE = 0.01  # seconds that each of them works
 
 app = make_app(__name__)
-app.conf.distlock_prefix = f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock"
 app.conf.update(json.loads(os.environ.get("DISTLOCK_TEST_CONF", "{}")))
 install(app)
 journal = Journal.of_environment()

@@ -12,7 +12,6 @@ from tests.apps import make_app
 from tests.apps.journal import Journal
 
 app = make_app(__name__)
-app.conf.distlock_prefix = f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock"
 app.conf.update(json.loads(os.environ.get("DISTLOCK_TEST_CONF", "{}")))
 install(app)
 journal = Journal.of_environment()

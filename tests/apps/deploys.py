@@ -13,9 +13,8 @@ from celery_distlock import Key, LockedTask, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+app = make_app(
+    __name__,
     task_queues=[Queue("celery"), Queue("other")],
     task_default_queue="celery",
     task_ignore_result=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery import signals
@@ -13,9 +12,8 @@ from celery_distlock.runtime.message_facts import LockHeader
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+app = make_app(
+    __name__,
     distlock_sweep_interval=0.5,
     accept_content=["json", "pickle", "yaml", "msgpack"],
     task_queues=[

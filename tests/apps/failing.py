@@ -46,9 +46,8 @@ OPTIONS: dict[str, Any] = {
     **json.loads(os.environ.get("DISTLOCK_TEST_FAILING", "{}")),
 }
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+app = make_app(
+    __name__,
     distlock_lease=OPTIONS.get("lease", LEASE),
     distlock_sweep_interval=0.3,
     task_acks_late=OPTIONS["late"],

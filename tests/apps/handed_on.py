@@ -19,12 +19,8 @@ from tests import tracing
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_sweep_interval=0.3,
-    task_acks_late=True,
-    task_reject_on_worker_lost=True,
+app = make_app(
+    __name__, distlock_sweep_interval=0.3, task_acks_late=True, task_reject_on_worker_lost=True
 )
 install(app)
 tracing.instrument()

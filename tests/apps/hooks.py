@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery import current_task
@@ -14,12 +13,7 @@ from celery_distlock.runtime.app import Runtime
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_lease=30.0,
-    distlock_sweep_interval=0.5,
-)
+app = make_app(__name__, distlock_lease=30.0, distlock_sweep_interval=0.5)
 install(app)
 journal = Journal.of_environment()
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import traceback
 import uuid
@@ -25,12 +24,8 @@ from tests.apps import make_app
 from tests.apps.journal import Journal
 from tests.waiting import wait_until
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_lease=3.0,
-    distlock_sweep_interval=0.5,
-    worker_prefetch_multiplier=1,
+app = make_app(
+    __name__, distlock_lease=3.0, distlock_sweep_interval=0.5, worker_prefetch_multiplier=1
 )
 install(app)
 journal = Journal.of_environment()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery_distlock import LockedTask, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    accept_content=["json", "pickle", "yaml", "msgpack"],
-)
+app = make_app(__name__, accept_content=["json", "pickle", "yaml", "msgpack"])
 install(app)
 journal = Journal.of_environment()
 

@@ -26,9 +26,8 @@ from tests.apps.journal import Journal
 LEASE = 3.0  # seconds: a busy machine can take two of them away
 SHORT_LEASE = 1.0  # of tasks that are to see its end
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+app = make_app(
+    __name__,
     distlock_lease=LEASE,
     distlock_sweep_interval=0.5,
     distlock_via=os.environ.get("DISTLOCK_TEST_VIA", "broker"),

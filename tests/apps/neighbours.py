@@ -9,11 +9,7 @@ from celery_distlock import LockedTask, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_sweep_interval=0.5,
-)
+app = make_app(__name__, distlock_sweep_interval=0.5)
 install(app)
 journal = Journal(os.environ["DISTLOCK_TEST_JOURNAL"], os.environ["DISTLOCK_TEST_PREFIX"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +13,7 @@ from celery_distlock import LockedTask, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_sweep_interval=0.3,
-    worker_prefetch_multiplier=1,
-)
+app = make_app(__name__, distlock_sweep_interval=0.3, worker_prefetch_multiplier=1)
 install(app)
 journal = Journal.of_environment()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,8 @@ if TYPE_CHECKING:
 
 LEASE = 3.0  # seconds: a busy machine can take two of them away; renewed each second
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_lease=LEASE,
-    distlock_sweep_interval=0.5,
-    worker_prefetch_multiplier=1,
+app = make_app(
+    __name__, distlock_lease=LEASE, distlock_sweep_interval=0.5, worker_prefetch_multiplier=1
 )
 install(app)
 journal = Journal.of_environment()

@@ -13,12 +13,8 @@ from tests.apps.journal import Journal
 
 LEASE = 3.0  # seconds: a busy machine can take two of them away
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_lease=LEASE,
-    distlock_sweep_interval=0.5,
-    worker_prefetch_multiplier=4,
+app = make_app(
+    __name__, distlock_lease=LEASE, distlock_sweep_interval=0.5, worker_prefetch_multiplier=4
 )
 install(app)
 journal = Journal.of_environment()

@@ -10,9 +10,8 @@ from celery_distlock import LockedTask, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+app = make_app(
+    __name__,
     distlock_sweep_interval=0.5,
     task_routes={"routed": {"queue": "by-route"}},
     **json.loads(os.environ.get("DISTLOCK_TEST_TRUST", "{}")),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from celery_distlock import LockedTask, install
 from celery_distlock.typing import locked_task
 from tests.apps import make_app
 
 app = make_app(__name__)
-app.conf.update(distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock")
 install(app)
 
 OPTIONS = {"lock_key": "stock:{sku}", "lock_lease": 5.0, "lock_wait": 0.0, "acks_late": True}

@@ -23,9 +23,8 @@ from tests.apps import make_app
 from tests.chaos.breakages import BREAKAGES
 from tests.chaos.terms import LANED, LEASE, MOST, RATE, SHARES, SWEEP, VISIBILITY
 
-app = make_app(__name__)
-app.conf.update(
-    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+app = make_app(
+    __name__,
     distlock_lease=LEASE,
     distlock_sweep_interval=SWEEP,
     task_acks_late=True,  # or else a task whose process is killed is gone, with or without locks

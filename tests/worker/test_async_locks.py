@@ -19,7 +19,6 @@ SHARED = True
 def app(request, celery_env, prefix):
     app = make_app("async_locks")
     app.task = partial(app.task, shared=False)
-    app.conf.distlock_prefix = f"{prefix}:lock"
     app.conf.distlock_wait = 0.2
     if request.param == "memory":
         app.conf.distlock_url = f"memory://{prefix}"

@@ -25,7 +25,6 @@ WAYS = {
 def app(request, celery_env, prefix):
     app = make_app("calls")
     app.task = partial(app.task, shared=False)  # or every other app would have its tasks, too
-    app.conf.distlock_prefix = f"{prefix}:lock"
     app.conf.distlock_wait = 0.2
     if request.param == "memory":
         app.conf.distlock_url = f"memory://{prefix}"

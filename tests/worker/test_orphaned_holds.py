@@ -40,9 +40,8 @@ class TwoChildren:
 
 
 @pytest.fixture
-def app(celery_env, prefix):
+def app(celery_env):
     app = make_app("undertaken")
-    app.conf.distlock_prefix = f"{prefix}:lock"
     yield app
     Runtime.of(app).store.close()
     app.close()
