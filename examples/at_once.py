@@ -8,63 +8,33 @@ The exit status is 1 if that was not so. It is an act of the demo, too.
 """
 
 import sys
-import time
-from contextlib import closing
-from dataclasses import dataclass
 
-from celery import Celery
-from stage import make_database, open_database, perform, tell, wait_until, workers
+from calls import PROCESSES, WORKERS, Call, at_work, call, in_words, make_app, send, wait_for
+from stage import perform, tell
 
-from celery_distlock import Key, LockedTask, install
+from celery_distlock import Key, LockedTask
 
 AT_ONCE = 5  # for each tenant
 SECONDS = 0.4  # that a call takes
 CALLS = {"acme": 25, "bolt": 8}  # sent in this order
-WORKERS, PROCESSES = ("north", "south"), 4
 COLUMNS = 48
 
-SCHEMA = "CREATE TABLE calls (tenant TEXT, began_at REAL, ended_at REAL)"
-
-app = Celery("at_once")
-app.conf.worker_prefetch_multiplier = 1  # whoever is free takes the next
-install(app)
+app = make_app("at_once")
 
 
 @app.task(base=LockedTask, lock_key=Key("api:{tenant}", capacity=AT_ONCE), ignore_result=True)
 def call_api(tenant: str) -> None:
-    began_at = time.monotonic()
-    time.sleep(SECONDS)
-    with closing(open_database()) as db:
-        db.execute("INSERT INTO calls VALUES (?, ?, ?)", (tenant, began_at, time.monotonic()))
-
-
-@dataclass(frozen=True)
-class Call:
-    tenant: str
-    began_at: float
-    ended_at: float
+    call("api", tenant, SECONDS)
 
 
 def story(folder) -> bool:
-    sent = ", then ".join(f"{tenant} {count}" for tenant, count in CALLS.items())
-    with (
-        closing(make_database(SCHEMA)) as db,
-        workers("at_once", WORKERS, folder, processes=PROCESSES),
-    ):
-        wait_until(lambda: len(app.control.ping(timeout=0.5)) == len(WORKERS), "the workers")
+    with at_work(app, folder) as db:
         tell(
             f"At most {AT_ONCE} calls at a time for each tenant,"
-            f" {len(WORKERS) * PROCESSES} processes. Sent: {sent}."
+            f" {len(WORKERS) * PROCESSES} processes. Sent: {in_words(CALLS)}."
         )
-        for tenant, count in CALLS.items():
-            for _ in range(count):
-                call_api.delay(tenant)
-        wait_until(lambda: len(calls(db)) == sum(CALLS.values()), "the end of all calls")
-        return report(calls(db))
-
-
-def calls(db) -> list[Call]:
-    return [Call(*row) for row in db.execute("SELECT * FROM calls ORDER BY began_at")]
+        send(CALLS, call_api)
+        return report(wait_for(db, sum(CALLS.values())))
 
 
 def report(done: list[Call]) -> bool:

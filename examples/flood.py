@@ -10,25 +10,18 @@ It is the last act of the demo.
 
 import sys
 import time
-from contextlib import closing
-from dataclasses import dataclass
 
-from celery import Celery
-from stage import make_database, open_database, perform, tell, wait_until, workers
+from calls import Call, at_work, call, in_words, make_app, send, wait_for
+from stage import perform, tell
 
-from celery_distlock import Key, Lock, LockedTask, Order, install
+from celery_distlock import Key, Lock, LockedTask, Order
 
 AT_ONCE = 4  # for all tenants
 SECONDS = 0.05  # that a call takes
 CALLS = {"acme": 120, "bolt": 5}  # sent in this order
 FAIR = 2 * CALLS["bolt"] + 2 * AT_ONCE  # starts until the last call of bolt
-WORKERS, PROCESSES = ("north", "south"), 4
 
-SCHEMA = "CREATE TABLE starts (queue TEXT, tenant TEXT, began_at REAL)"
-
-app = Celery("flood")
-app.conf.worker_prefetch_multiplier = 1  # whoever is free takes the next
-install(app)
+app = make_app("flood")
 
 
 @app.task(
@@ -38,7 +31,7 @@ install(app)
     ignore_result=True,
 )
 def call_by_arrival(tenant: str) -> None:
-    call("by arrival", tenant)
+    call("by arrival", tenant, SECONDS)
 
 
 @app.task(
@@ -47,52 +40,28 @@ def call_by_arrival(tenant: str) -> None:
     ignore_result=True,
 )
 def call_in_lanes(tenant: str) -> None:
-    call("in lanes", tenant)
-
-
-def call(queue: str, tenant: str) -> None:
-    began_at = time.monotonic()
-    time.sleep(SECONDS)
-    with closing(open_database()) as db:
-        db.execute("INSERT INTO starts VALUES (?, ?, ?)", (queue, tenant, began_at))
-
-
-@dataclass(frozen=True)
-class Start:
-    queue: str
-    tenant: str
-    began_at: float
+    call("in lanes", tenant, SECONDS)
 
 
 def story(folder) -> bool:
-    sent = ", then ".join(f"{tenant} {count}" for tenant, count in CALLS.items())
-    with (
-        closing(make_database(SCHEMA)) as db,
-        workers("flood", WORKERS, folder, processes=PROCESSES),
-    ):
+    with at_work(app, folder) as db:
         with Lock("by arrival"), Lock("in lanes"):
-            for tenant in (tenant for tenant, count in CALLS.items() for _ in range(count)):
-                call_by_arrival.delay(tenant)
-                call_in_lanes.delay(tenant)
-            count = len(WORKERS)
-            wait_until(lambda: len(app.control.ping(timeout=0.5, limit=count)) == count, "workers")
-            tell(f"At most {AT_ONCE} calls at a time for all tenants. Sent to each queue: {sent}.")
+            send(CALLS, call_by_arrival, call_in_lanes)
+            tell(
+                f"At most {AT_ONCE} calls at a time for all tenants."
+                f" Sent to each queue: {in_words(CALLS)}."
+            )
             freed_at = time.monotonic()
-        wait_until(lambda: len(starts(db)) == 2 * sum(CALLS.values()), "the end of all calls")
-        return report(starts(db), freed_at)
+        return report(wait_for(db, 2 * sum(CALLS.values())), freed_at)
 
 
-def starts(db) -> list[Start]:
-    return [Start(*row) for row in db.execute("SELECT * FROM starts ORDER BY began_at")]
-
-
-def report(done: list[Start], freed_at: float) -> bool:
+def report(done: list[Call], freed_at: float) -> bool:
     """Tell how long each tenant's last call waited, in each queue."""
     tell(f"\n{'the last one waited':<20}" + "".join(f"{tenant:>9}" for tenant in CALLS))
     for queue in ("by arrival", "in lanes"):
-        last = {start.tenant: start.began_at - freed_at for start in done if start.queue == queue}
+        last = {each.tenant: each.began_at - freed_at for each in done if each.queue == queue}
         tell(f"{queue:<20}" + "".join(f"{last[tenant]:>7.2f} s" for tenant in CALLS))
-    first = [start.tenant for start in done if start.queue == "in lanes"][:FAIR]
+    first = [each.tenant for each in done if each.queue == "in lanes"][:FAIR]
     fair = first.count("bolt") == CALLS["bolt"]
     tell(f"\nin its lane, the small tenant does not wait for the flood: {'yes' if fair else 'NO'}")
     return fair

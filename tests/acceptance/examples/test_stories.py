@@ -29,10 +29,11 @@ assert not report(runs(begin=lambda t, n: 10 * t + n)), "one after the other"
 """
 
 AUDIT_AT_ONCE = """
-from at_once import AT_ONCE, Call, report
+from at_once import AT_ONCE, report
+from calls import Call
 
 def calls(tenant, number, begin=0.0):
-    return [Call(tenant, begin + 0.1 * n, begin + 1.0) for n in range(number)]
+    return [Call("api", tenant, begin + 0.1 * n, begin + 1.0) for n in range(number)]
 
 assert report(calls("acme", AT_ONCE) + calls("bolt", 3))
 assert not report(calls("acme", AT_ONCE + 1) + calls("bolt", 3)), "a sixth"
@@ -41,11 +42,12 @@ assert not report(calls("acme", AT_ONCE) + calls("bolt", 3, begin=1.0)), "one af
 """
 
 AUDIT_FLOOD = """
-from flood import AT_ONCE, CALLS, Start, report
+from calls import Call
+from flood import AT_ONCE, CALLS, report
 
 def starts(*tenants):
     queues = ("by arrival", "in lanes")
-    return [Start(queue, who, at) for queue in queues for at, who in enumerate(tenants)]
+    return [Call(queue, who, at, at + 1) for queue in queues for at, who in enumerate(tenants)]
 
 acme, bolt = (CALLS[tenant] * [tenant] for tenant in ("acme", "bolt"))
 assert report(starts(*bolt, *acme), 0.0)
