@@ -24,7 +24,7 @@ from celery.worker.request import Request
 from kombu.message import Message
 from kombu.transport.redis import QoS
 
-from celery_distlock import LockedTask, install
+from celery_distlock import Key, LockedTask, Order, install
 from celery_distlock.runtime import app as runtime_app
 from celery_distlock.runtime import requeueing, store_producer
 from celery_distlock.stores.redis.connections import ConnectionPool
@@ -217,6 +217,9 @@ def work(self: Any, key: str, name: Any, gate: str = "") -> Any:
 
 
 work_once = locked(name="work_once", lock_unique="finished")(work.run.__func__)
+work_strict = locked(name="work_strict", lock_key=Key("{key}", order=Order(strict=True)))(
+    work.run.__func__
+)
 
 BY_POLICY = {
     "requeue": work,

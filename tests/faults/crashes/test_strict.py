@@ -1,0 +1,57 @@
+"""A strict task is not passed, though its worker is killed between its dispatch and its begin."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from celery_distlock.naming import PARKED
+from tests.faults.crashes.conftest import make_scene
+from tests.waiting import wait_until
+
+TASKS = 6
+OVERDUE = 6.0  # seconds after which the next one is dispatched, too, unless they are strict
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+
+PUSHED = (
+    *("child:release:after:2", "main:take:before:2", "main:take:after:2"),
+    "child:claim:before:3",
+)
+BY_BROKER = (
+    *("child:release:after:2", "child:publish:before:2", "child:publish:after:2"),
+    "child:claim:before:3",
+)
+POINTS = [("pushed", point) for point in PUSHED] + [("by broker", point) for point in BY_BROKER]
+
+
+@pytest.fixture(scope="module")
+def scene(request, redis_server, tmp_path_factory):
+    """One worker, to which woken tasks are pushed, or which gets them from the broker."""
+    folder = tmp_path_factory.mktemp("worker")
+    yield from make_scene(redis_server.url, folder, {"channel": request.param == "pushed"}, 1)
+
+
+@pytest.mark.parametrize(("scene", "point"), POINTS, indirect=["scene"])
+def test_a_strict_task_whose_worker_is_killed_is_not_passed(scene, key, point):
+    before = len(scene.strikes())
+    scene.mend()
+    with scene.lock(key, lease=60.0):
+        results = [scene.tasks.work_strict.delay(key, number) for number in range(TASKS)]
+        scene.arm(point)
+
+    wait_until(lambda: len(scene.strikes()) > before, timeout=60.0, what=point)
+    scene.workers[0].kill(whole=True)
+    held = scene.look(key)
+    has_begun = held.run.partition(":")[0] if not held.owner.startswith(PARKED) else ""
+    time.sleep(OVERDUE)
+    scene.mend()
+    scene.let_pass(key, 120.0)  # the broker may have lost a message
+
+    assert [result.get(timeout=60) for result in results] == list(range(TASKS))
+    scene.arm("")
+    begun = scene.begun(key)
+    order = dict.fromkeys(note["id"] for note in begun if note["id"] != has_begun)
+    assert list(order) == [result.id for result in results if result.id != has_begun]
+    assert not any(note["beside"] for note in begun)
