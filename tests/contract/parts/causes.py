@@ -44,17 +44,21 @@ def pass_until_swept(
     return runs_of(wait_until(lambda: swept(store), "a sweep"))
 
 
+def waited_behind_a_holder(store: QueueStore, join: Callable[..., object], want: Want) -> str:
+    """Have a run *join* the queue of a held key; return what its claim is told."""
+    key = want.written()
+    take(store, key, "a")
+    join(store, key, "run", want=want)
+    assert runs_of(leave(store, key, "a")) == ["run"]
+    return claim(store, key, "run", want).waited_for
+
+
 class Causes(Given):
     """A claim is told what was in the way last, where its caller cannot know it."""
 
     def test_a_run_behind_a_holder_has_not_waited_for_time(self, store: QueueStore) -> None:
         for want in (ALONE, Want(1, 1, so_often(9).rates), Want(1, 2)):
-            key = want.written()
-            take(store, key, "a")
-            park(store, key, "run", want=want)
-            assert runs_of(leave(store, key, "a")) == ["run"]
-
-            assert claim(store, key, "run", want).waited_for == ""
+            assert waited_behind_a_holder(store, park, want) == ""
 
     def test_a_run_that_a_rate_keeps_out_has_waited_for_time(
         self, store: QueueStore, pass_time: Callable[[float], None]
@@ -139,12 +143,7 @@ class Causes(Given):
         self, store: QueueStore
     ) -> None:
         for want in (ALONE, Want(1, 2)):
-            key = want.written()
-            take(store, key, "a")
-            send(store, key, "run", want=want)
-            assert runs_of(leave(store, key, "a")) == ["run"]
-
-            assert claim(store, key, "run", want).waited_for == "holder"
+            assert waited_behind_a_holder(store, send, want) == "holder"
 
     def test_a_call_that_is_paced_has_waited_for_time(
         self, store: QueueStore, pass_time: Callable[[float], None]

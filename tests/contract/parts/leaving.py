@@ -33,6 +33,19 @@ def _park(store: QueueStore, run: str, leaves: float) -> None:
     assert store.acquire(asked).status is PARKED
 
 
+def _wait_too_long(store: QueueStore, pass_time: PassTime) -> None:
+    """Have a run wait behind a holder until its time is over."""
+    take(store, "k", "a", lease=300.0)
+    _park(store, "run", 60.0)
+    pass_time(61.0)
+
+
+def _call(store: QueueStore, **terms: Any) -> Sent:
+    """Send a call that waits for a minute."""
+    request = ParkRequest(b"run", leaves=60.0)
+    return store.calls.send(SendRequest("k", "run", request, **terms)).sent
+
+
 def _looked_at(store: QueueStore) -> tuple[list[WokenTask], float | None]:
     """Look at the key as the ticker does; return what to send, and when it is due again."""
     again: dict[str, float | None] = {}
@@ -46,9 +59,7 @@ class Leaving(Given):
     def test_it_is_sent_though_its_key_is_held(
         self, store: QueueStore, pass_time: PassTime
     ) -> None:
-        take(store, "k", "a", lease=300.0)
-        _park(store, "run", 60.0)
-        pass_time(61.0)
+        _wait_too_long(store, pass_time)
 
         (wake,), _ = _looked_at(store)
 
@@ -91,9 +102,7 @@ class Leaving(Given):
         assert 30.0 < dues.first <= 60.0
 
     def test_a_sweep_finds_it(self, store: QueueStore, pass_time: PassTime) -> None:
-        take(store, "k", "a", lease=300.0)
-        _park(store, "run", 60.0)
-        pass_time(61.0)
+        _wait_too_long(store, pass_time)
 
         found = wait_until(lambda: swept(store), "a sweep")
 
@@ -184,8 +193,7 @@ class Leaving(Given):
 
     def test_a_call_leaves_too(self, store: QueueStore, pass_time: PassTime) -> None:
         take(store, "k", "a", lease=300.0)
-        request = ParkRequest(b"run", leaves=60.0)
-        assert store.calls.send(SendRequest("k", "run", request)).sent is Sent.QUEUED
+        assert _call(store) is Sent.QUEUED
         pass_time(61.0)
 
         sent, _ = _looked_at(store)
@@ -196,8 +204,7 @@ class Leaving(Given):
         self, store: QueueStore, pass_time: PassTime
     ) -> None:
         take(store, "k", "a", lease=900.0)
-        request = ParkRequest(b"run", leaves=60.0)
-        assert store.calls.send(SendRequest("k", "run", request, delay=100.0)).sent is Sent.LATER
+        assert _call(store, delay=100.0) is Sent.LATER
         pass_time(61.0)
         sent, again = _looked_at(store)
         assert sent == []
@@ -213,9 +220,7 @@ class Leaving(Given):
         self, store: QueueStore, pass_time: PassTime
     ) -> None:
         take(store, "k", "a", lease=300.0)
-        identity = Identity("same", until="finished")
-        request = ParkRequest(b"run", leaves=60.0)
-        store.calls.send(SendRequest("k", "run", request, identity=identity))
+        _call(store, identity=Identity("same", until="finished"))
         pass_time(61.0)
         (wake,), _ = _looked_at(store)
         bearer = store.calls.peek("k", "same")
