@@ -300,6 +300,21 @@ def test_identities_that_mean_nothing_are_struck_by_a_sweep(redis_store, redis_u
         assert set(client.hgetall(f"{prefix}:{{k}}:calls")) == {"same-1", "same-2"}
 
 
+def test_an_identity_that_may_recall_its_run_is_struck_when_that_has_ended(
+    redis_store, redis_url, prefix
+):
+    send(redis_store, "k", "run", identity=Identity("same", recalls="free"))
+    take(redis_store, "k", "a", run="run", redelivered=True)
+    with redis.Redis.from_url(redis_url) as client:
+        list(redis_store.parking.wake_next("k"))
+        assert client.exists(f"{prefix}:{{k}}:calls")
+        redis_store.release(ReleaseRequest("k", "a", run="run", completion=Completion.YES))
+
+        list(redis_store.parking.wake_next("k"))
+
+        assert not client.exists(f"{prefix}:{{k}}:calls")
+
+
 def test_identities_are_struck_behind_many_that_are_taken(redis_store, redis_url, prefix):
     many = 1500  # of each kind: a sweep looks at fewer
     for number in range(many):

@@ -97,11 +97,6 @@ class Recalls(Given):
         send(store, "k", "second:0:0:0", identity=SAME)
 
         assert outcome(store) is RECALLED
-        leave(store, "k", "a", run="first:0:0:0", completion=YES)
-        take(store, "k", "b", run="second:0:0:0", redelivered=True)
-        leave(store, "k", "b", run="second:0:0:0", completion=YES)
-        list(store.parking.wake_next("k"))
-        assert store.calls.bearers("k") == {}
 
     def test_the_newest_waits_until_it_has_left(self, store: QueueStore) -> None:
         run_first(store)
