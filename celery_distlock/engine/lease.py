@@ -116,7 +116,7 @@ class Lease:
         Whether this run is asked to leave, as a newer call or an operator wants its key.
 
         It still holds all its keys. With ``Latest(running="tell")`` nothing else happens. It is
-        true within a second of the call.
+        true within about a second of the call.
         """
         return any(hold.recalled for hold in self._holds)
 
