@@ -34,6 +34,7 @@ from celery_distlock.stores.values import ALONE, Limit, Want
 from celery_distlock.telemetry import counters
 from celery_distlock.telemetry.observer import flush
 from tests.waiting import wait_until
+from tests.worker.recalling import recall
 
 WORKERS = [{"concurrency": 2}]
 DASHBOARD = Path(__file__).parents[3] / "docs" / "howto" / "grafana-dashboard.json"
@@ -201,16 +202,20 @@ def test_each_of_several_holders_counts_for_its_task(site, key):
         site.store.release(ReleaseRequest(key, owner))
 
 
-def test_a_lost_lock_is_counted(site, key):
-    lost = "distlock_lost_total", "tests.apps.locked.catch_loss", None
-    before = read(site.app).get(lost, 0)
+@pytest.mark.parametrize("what", ["lost", "recalled"])
+def test_a_lock_that_is_lost_or_recalled_is_counted(site, key, what):
+    counter = f"distlock_{what}_total", "tests.apps.locked.catch_loss", None
+    before = read(site.app).get(counter, 0)
     result = site.tasks.catch_loss.delay(key)
     site.wait_held(key)
-    site.forget(key)
-    result.get(timeout=30)
+    if what == "lost":
+        site.forget(key)
+    else:
+        recall(site, key)
+    result.get(timeout=30, propagate=False)
 
     wait_until(
-        lambda: read(site.app).get(lost, 0) == before + 1, what="the loss to be told", timeout=60
+        lambda: read(site.app).get(counter, 0) == before + 1, what=f"it to be {what}", timeout=60
     )
 
 
