@@ -51,7 +51,7 @@ PLANTED = {
     ),
     "a newer call does not ask the one that runs to leave": (
         Model((NEWEST,) * 2),
-        [("F.flag(grant, ('c'))", "")],
+        [("F.flag(grant, ('c'), 'n' .. clock)", "")],
         "o0.0 does not learn of a newer call",
     ),
     "nobody is told when a rate lets the next one start": (
