@@ -64,6 +64,7 @@ class Ticker:
             try:
                 pause = self._tick()
                 self._failing = False
+                self._sleep(pause)
             except Exception as error:  # noqa: BLE001  # it is logged
                 # Once per outage as a warning.
                 level = logging.DEBUG if self._failing else logging.WARNING
@@ -75,8 +76,8 @@ class Ticker:
                         "unexpected error in the ticker; it continues",
                         exc_info=True,
                     )
-                self._failing, pause = True, LOOK
-            self._sleep(pause)
+                self._failing = True
+                self._sleep(LOOK)
         if self._inbox is not None:
             self._inbox.close()
 

@@ -214,3 +214,21 @@ def test_one_that_cannot_send_leaves_it_to_another_one(
         wait_until(lambda: store.timetable.dues().ticker != first._who, what="it to be given up")
     finally:
         hangs.set()
+
+
+def test_an_error_while_it_waits_does_not_end_it(
+    store: RedisStore, tickers: Callable[[RedisStore], Ticker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fail(seconds: float) -> None:
+        failed.set()
+        raise TypeError("planted")
+
+    runs = tickers(store)
+    monkeypatch.setattr(runs._inbox, "wait", fail)
+    rest(store, "k", 0.01)
+    assert failed.wait(30.0)
+    monkeypatch.undo()
+
+    wait_until(lambda: not store.timetable.dues().many, what="the ticker attended to the key")

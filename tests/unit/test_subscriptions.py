@@ -42,3 +42,32 @@ def test_threads_that_come_and_go_do_not_disturb_a_search_for_a_waiter():
 
     assert disturbed == []
     assert not post._inboxes
+
+
+class ClosedMeanwhile:
+    """A connection that another thread closes during a read; hiredis then raises this error."""
+
+    def __init__(self):
+        self.post = WaiterSubscriptions(lambda: self)
+        self.is_stale = lambda *_: False
+
+    def connect(self):
+        pass
+
+    def disconnect(self):
+        pass
+
+    def send_command(self, *words, **options):
+        pass
+
+    def can_read(self, timeout):
+        self.post.close()
+        raise TypeError("argument must be an int, or have a fileno() method.")
+
+
+def test_a_reader_survives_when_another_thread_closes_its_connection():
+    post = ClosedMeanwhile().post
+
+    post._read(1.0)
+
+    assert post._broken_until, "the connection does not count as broken"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.connection import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -77,7 +78,8 @@ class PubSubConnection:
         Take one message, if one comes within *timeout* seconds.
 
         Raises:
-            RedisError: The connection broke, or cannot be made; the next call makes another.
+            RedisError: The connection broke or was closed, or cannot be made; the next call makes
+                another.
             OSError: As for RedisError.
         """
         connection = self._connection
@@ -93,9 +95,12 @@ class PubSubConnection:
                 self._hear(connection)
             else:
                 self._ping(connection)
-        except BaseException:
+        except BaseException as error:
+            was_closed = connection is not None and self._connection is not connection
             # Also after a time limit's exception: half a message may be left in the connection.
             self.close()
+            if was_closed and isinstance(error, Exception):  # of any type: the socket is gone
+                raise RedisConnectionError("the connection was closed") from error
             raise
 
     def refresh(self) -> None:

@@ -153,8 +153,7 @@ class WaiterSubscriptions:
     def _read(self, timeout: float) -> None:
         try:
             self._connection.listen(timeout)
-        # The last two: it was closed while it was read.
-        except (RedisError, OSError, ValueError, AttributeError) as error:
+        except (RedisError, OSError) as error:
             if not self._broken_until:
                 logger.warning("no pushes for now, the subscription broke: %s", error)
             self._broken_until = clock.monotonic() + clock.jitter(*PAUSE)
