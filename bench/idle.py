@@ -17,7 +17,7 @@ from many import Work
 from celery_distlock.testing import EmbeddedServer, die_with_parent
 
 HERE = Path(__file__).parent
-WORKERS = 4, 20
+WORKERS = 10, 100  # a hundred need 12 GB of memory
 MANY = 2_000
 SLOTS = 2  # of each worker; both have run a locked task
 SECONDS = 30.0
