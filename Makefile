@@ -102,13 +102,14 @@ $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@echo "With $*"
 	@.venvs/$*/bin/python -m pytest -n 6 --dist worksteal $(SLOWEST) $(WITHOUT_OWN) $(DRIVER_TESTS)
 
-# The folder's name says what is in it: the second and the fourth word are versions. celery-batches 0.11 needs
-# a Celery before 5.7; from Python 3.12 on, this has a newer Django than test-all on 3.11.
+# The folder's name says what is in it: the second and the fourth word are versions. With hiredis, the parser that
+# many install, which test-all does without. celery-batches 0.11 needs a Celery before 5.7; from Python 3.12 on,
+# this has a newer Django than test-all on 3.11.
 .venvs/%/.ready: pyproject.toml | $(READY)
 	@echo "Installing $* into $(@D) (once)"
 	@rm -rf $(@D) && $(or $(PYTHON),$(BIN)/python) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[memory]' $(DRIVER_TOOLS) \
-	  celery-batches django 'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
+	  celery-batches django hiredis 'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
 	@touch $@
 
 # Newer Pythons and a newer Redis than an older Debian has.
