@@ -30,8 +30,8 @@
 --              also runs that arrived earlier through the broker, until that time
 -- USES records grants limits rates gates runs answers queue calls
 -- OFTEN look read_clock load known_number read_grant answer_free_key fetch answer_again answered record field
--- OFTEN held_by new_record write_run forget_ended grant_for grant_of reserved_owner answer_later joins_at
--- OFTEN line_up integer place_of new_place go enqueue is_in_woken let_in hand_on answer grant_alone
+-- OFTEN held_by new_record write_run forget_ended grant_for grant_of reserved_owner joins_behind joins_at
+-- OFTEN integer place_of new_place go enqueue is_in_woken let_in hand_on answer grant_alone
 -- OFTEN write_alone mint begin_lease
 
 local ORDER_MS = 1 / 2048 -- between runs of the same ms; scores are that precise until 2109
@@ -220,18 +220,10 @@ local function answer_again()
     return before and answer(before)
 end
 
-local function answer_later(of)
+-- Returns when (ms) a new run joins the queue, behind deferred ones that are due; 0: now.
+local function joins_behind()
     local due_ms = joins_at()
-    if due_ms == 0 and paced and some_have_come() then
-        due_ms = math.ceil(now_ms)
-    end
-    if due_ms > 0 then
-        join_later(due_ms)
-        of.u = paced or nil
-        go(run, of, 'later', nil, envelope)
-        note_look(math.max(1, due_ms - now_ms))
-        return answer('later')
-    end
+    return due_ms == 0 and paced and some_have_come() and math.ceil(now_ms) or due_ms
 end
 
 look('', run)
@@ -247,8 +239,12 @@ end
 if request.most and not request.delay_ms and is_full(run, request.most) then
     return reply(with_holder('full', a_holder()))
 end
-local of = new_record()
-of.s = of.s or 'waiting'
+local of, due_ms = new_record(), joins_behind()
+if due_ms > 0 then
+    of.s, of.u = 'later', paced or nil
+else
+    of.s, of.p = 'waiting', integer(new_place(of.w))
+end
 write_run(run, of, envelope) -- before all other writes: a full server may refuse it
 forget_ended()
 local reserved = grant_for(run)
@@ -261,9 +257,10 @@ end
 if takes then
     take_identity()
 end
-told = answer_later(of)
-if told then
-    return told
+if due_ms > 0 then
+    join_later(due_ms)
+    note_look(math.max(1, due_ms - now_ms))
+    return answer('later')
 end
-line_up(run, of)
+enqueue('p:' .. run, of.p, of.w)
 return let_in('queued')
