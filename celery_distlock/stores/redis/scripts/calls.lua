@@ -28,9 +28,8 @@ end
 
 -- Whether a run with a record waits or is in flight.
 local function is_there(run, of)
-    local _, settles = ends_of(run)
-    if settles and settles > now_ms then
-        return false
+    if tonumber(redis.call('ZSCORE', DONE, '~' .. run) or 0) > now_ms then
+        return false -- its result is being stored
     end
     -- If it has no place, the server has evicted its queue, and it never runs.
     return redis.call('ZSCORE', WOKEN, run) or redis.call('ZSCORE', QUEUE, 'p:' .. run) or redis.call('ZSCORE', LATER, run)
