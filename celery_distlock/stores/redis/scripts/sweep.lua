@@ -10,11 +10,11 @@
 -- backlogs  destinations, one a line, whose broker queue has messages: runs that were sent there are not
 --           sent again
 -- USES records grants limits rates gates runs answers queue calls
--- OFTEN look read_clock load read_grant known_number integer handle_due line_up_due send_away_due first_time
--- OFTEN mend_lanes last_turn fetch look_at_kept free hand_on first_waiter offer_to_run run_of record field
--- OFTEN held_by want_in opens keeps_out held_alone paused limit_now read_limit resting taken full too_soon
--- OFTEN terms_for wake reserve reserved_owner claim_ms grant_to grant_alone write_alone mint begin_lease go dequeue
--- OFTEN write_run send push follows_another publish tidy free_forgotten look_at_rest strike_calls reply named
+-- OFTEN look read_clock load read_grant known_number fetch_with_first mend_lanes last_turn look_at_kept free
+-- OFTEN hand_on first_waiter offer_to_run run_of record field held_by want_in opens keeps_out held_alone paused
+-- OFTEN limit_now read_limit resting taken full too_soon terms_for wake reserve reserved_owner claim_ms grant_to
+-- OFTEN grant_alone write_alone mint begin_lease integer go dequeue is_in_woken write_run send push
+-- OFTEN follows_another publish tidy free_forgotten look_at_rest reply named
 
 local OVER_MS = 12000 -- before its end, a kept grant is extended
 local MOST_CALLS = 500 -- identities checked in one step
@@ -147,6 +147,14 @@ local function handle_due(runs, handle)
     end
 end
 
+local function look_at_times()
+    for _, run in ipairs(redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
+        look_at(run)
+    end
+    handle_due(LATER, line_up_due)
+    handle_due(LEAVING, send_away_due)
+end
+
 -- Removes obsolete identities; of many, some. It starts at a random place, so that obsolete ones behind
 -- many others are found, too.
 local function strike_calls()
@@ -168,17 +176,19 @@ end
 
 -- NEVER REFUSED
 look('', '')
-for _, run in ipairs(redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now_ms), 'LIMIT', 0, limit_of)) do
-    look_at(run)
+fetch_with_first('')
+local has_more = redis.call('EXISTS', WOKEN, LATER, LEAVING, CALLS) > 0 -- than waiters
+if has_more then
+    look_at_times()
 end
-handle_due(LATER, line_up_due)
-handle_due(LEAVING, send_away_due)
 mend_lanes()
 look_at_kept()
 free_forgotten()
 free()
 look_at_rest()
-strike_calls()
+if has_more then
+    strike_calls()
+end
 local is_limited = limit_now().capacity or limit_now().rates
 local waits = is_limited or redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS, LEAVING) > 0
 return reply({ waiting = waits and 1 or 0 })
