@@ -16,7 +16,7 @@ from celery_distlock.engine.hold import ensure_able
 from celery_distlock.errors import ConfigurationError, LockKeyError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import Receive
-from celery_distlock.policies import bounds
+from celery_distlock.policies import Park, bounds
 from celery_distlock.settings import checked
 from celery_distlock.stores import QueueStore
 from celery_distlock.stores.requests import Identity
@@ -78,10 +78,6 @@ def apply_async(
             call = _call_of(
                 task, runtime, plan, rule, given, options=options, via=via, must_go=must_go
             )
-            if call:
-                terms = bounds(plan.policy)
-                lets_in = by_celery or any(map(options.get, HANGING))
-                call = replace(call, bounds=replace(terms, max_waiting=None) if lets_in else terms)
         except (LockKeyError, ConfigurationError):
             if not must_go:
                 raise  # otherwise its own execution reports it
@@ -152,10 +148,16 @@ def _call_of(
         )
     store = _able_store(task, plan, runtime, keys[0])
     ensure_recallable(f"task {task.name}", rule, keys[0])
-    call = task, runtime, plan, store, keys[0], _delay(options), must_go
+    call = task, runtime, plan, store, keys[0], _delay(options), must_go, _bounds(plan, options)
     if rule is None or plan.identity is None:
         return Call(*call)
     return Call(*call, terms_of(task, rule, plan.identity.of(*given), options))
+
+
+def _bounds(plan: Plan, options: Mapping[str, Any]) -> Park:
+    terms = bounds(plan.policy)
+    lets_in = _is_sent_by_celery(options) or any(map(options.get, HANGING))
+    return replace(terms, max_waiting=None) if lets_in else terms
 
 
 def _able_store(task: Task, plan: Plan, runtime: Runtime, key: Key) -> QueueStore:

@@ -14,7 +14,7 @@ from celery_distlock.engine.hold import want_of
 from celery_distlock.errors import ConfigurationError, QueueFullError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
-from celery_distlock.policies import UNBOUNDED, Fail, Park, Requeue
+from celery_distlock.policies import Fail, Park, Requeue
 from celery_distlock.stores import ParkRequest, QueueStore, SendRequest, Sent, WokenTask
 from celery_distlock.stores.queue_parts import SendReply
 from celery_distlock.stores.requests import Identity
@@ -41,8 +41,8 @@ class Call:
         delay: Seconds before which it must not start.
         must_go: Send it even where its rules would not: a link, a retry, or a call with
             ``lock_unique=None``.
-        terms: The identity that it asks for.
         bounds: How many may wait for the key, for it to be queued, and for how long it may.
+        terms: The identity that it asks for.
     """
 
     task: Task
@@ -52,8 +52,8 @@ class Call:
     key: Key
     delay: float
     must_go: bool
+    bounds: Park
     terms: Identity = _NONE
-    bounds: Park = UNBOUNDED
 
     @property
     def name(self) -> str:
