@@ -268,6 +268,22 @@ class Recalls(Given):
         take(store, "k", "c", run="second:0:0:0", redelivered=True)
         assert leave(store, "k", "c", run="second:0:0:0", completion=YES) == []
 
+    def test_one_that_waits_again_longer_than_ends_are_remembered_does_not_begin_again(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        run_first(store)
+        send(store, "k", "second:0:0:0", identity=SAME)
+        park(store, "k", "first:0:0:0", redelivered=True)
+        pass_time(2 * 3600.0)
+        expire(store, "k")
+        list(store.parking.wake_next("k"))
+        take(store, "k", "b", run="second:0:0:0", redelivered=True)
+
+        woken = leave(store, "k", "b", run="second:0:0:0", completion=YES)
+
+        assert runs_of(woken) == ["first:0:0:0"]
+        assert again(store, "c") is Status.RECALLED
+
     def test_a_second_delivery_waits_while_the_first_has_the_key(self, store: QueueStore) -> None:
         run_first(store)
         send(store, "k", "second:0:0:0", identity=SAME)
@@ -309,3 +325,5 @@ class Recalls(Given):
 
         take(store, "k", "c", run="first:0:0:0", redelivered=True)
         assert outcome(store, "c") is RENEWED
+        leave(store, "k", "c", run="first:0:0:0")
+        take(store, "k", "d", run="first:0:0:0", redelivered=True)
