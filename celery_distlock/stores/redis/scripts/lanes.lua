@@ -6,6 +6,7 @@
 --        lane: in the lane '' if it has asked for none. While the index lacks earlier waiters, also the
 --        place up to which the queue is in it, and the number of waiters at that place that are
 -- lanes  zset, all with score 0: an index of the queue. Lanes have no blanks, tags and places 16 digits.
+--        s: it was begun with the first waiter of the queue, and not evicted since
 --        w<lane> <place><member>: a waiter; obsolete if that is not its place in the queue
 --        t<tag> <lane>: a lane with waiters; the one with the lowest tag has its turn. i<tag> <lane>: a
 --        lane without waiters. c<tag> <lane>: one whose first waiter has to wait because the lane has as
@@ -145,7 +146,7 @@ local function index_some()
     end
     key.has_indexed = true
     local found = redis.call('ZRANGE', QUEUE, from, '+inf', 'BYSCORE', 'LIMIT', skipped, STEP, 'WITHSCORES')
-    local members, added, seen = {}, {}, {}
+    local members, added, seen = {}, from == '0' and { 0, 's' } or {}, {}
     for i = 1, #found, 2 do
         members[#members + 1] = found[i]
     end
@@ -232,6 +233,12 @@ local function first_of_lane(lane, only_looks)
     return nil, nil, true
 end
 
+local function index_again()
+    note_turn(last_turn(), '0 0')
+    key.has_indexed = nil
+    index_some()
+end
+
 -- Returns the first waiter of the lane that has its turn, and its place; nothing if there is none. With
 -- `only_looks` it changes nothing.
 local function first_in_turn(only_looks)
@@ -242,8 +249,12 @@ local function first_in_turn(only_looks)
         uncap_some()
     end
     for number = 0, MOST_STALE do
-        local turn = between('t', 'u', only_looks and number or 0, 1)[1]
-        local mark, lane = string.match(turn or '', '^(t%d+) (.*)$')
+        local found = between('s', 'u', only_looks and number or 0, 2) -- s sorts before all t
+        if found[1] ~= 's' and not only_looks then -- the server has evicted the index
+            index_again()
+            found = between('s', 'u', 0, 2)
+        end
+        local mark, lane = string.match(found[2] or '', '^(t%d+) (.*)$')
         if not mark then
             break
         end
@@ -292,16 +303,10 @@ local function pass_turn(want, has_left)
     end
 end
 
--- Completes the index, if the server has evicted it. Forgets the lanes if the last waiter has left: its
--- process may die before it releases the key.
+-- Forgets the lanes if the last waiter has left: its process may die before it releases the key.
 local function mend_lanes()
     if last_turn() then
         end_lanes()
         uncap_some()
-    end
-    local is_complete = last_turn() and not indexed_to()
-    if is_complete and redis.call('ZLEXCOUNT', LANES, '[w', '(x') < redis.call('ZCARD', QUEUE) then
-        note_turn(last_turn(), '0 0')
-        index_some()
     end
 end
