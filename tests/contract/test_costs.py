@@ -313,11 +313,14 @@ def test_no_request_adds_a_long_queue_to_the_index_of_lanes_at_once():
     assert max(cost.words for cost in costs) < 2000
 
 
-@pytest.mark.parametrize("act", ["parks", "hands over", "claims", "sends", "cancels", "sweeps"])
-def test_many_lanes_of_one_waiter_cost_what_a_queue_of_them_does(act):
+@pytest.mark.parametrize(
+    ("act", "more"),
+    {"parks": 4, "hands over": 7, "claims": 1, "sends": 4, "cancels": 2, "sweeps": 3}.items(),
+)
+def test_many_lanes_of_one_waiter_cost_little_more_than_a_queue_of_them(act, more):
     lanes_of_one, plain = cost("waiters in lanes", act, MANY), cost("waiters", act, MANY)
 
-    assert lanes_of_one.commands <= plain.commands + 16
+    assert lanes_of_one.commands <= plain.commands + more
 
 
 @pytest.mark.parametrize("lane", ["a", ""])

@@ -154,18 +154,18 @@ local function answer_wait(stands)
     stands = join(stands)
     local facts = with_holder(parks and 'parked' or 'busy', a_holder())
     local place = member ~= '' and redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
-    local is_first = place == 0
+    local may_open, is_first = not key.alone or key.alone.stage == RESTING, place == 0
     if key.tasks.turn then
-        is_first = has_the_turn(member)
+        is_first = may_open and has_the_turn(member)
     end
-    local may_open = is_first and (not key.alone or key.alone.stage == RESTING)
+    local is_next = is_first and may_open
     facts.place, facts.since = place, integer(stands)
-    local at = may_open and opens(want) or nil
-    facts.is_open = may_open and mode == 'line' and not at or nil
+    local at = is_next and opens(want) or nil
+    facts.is_open = is_next and mode == 'line' and not at or nil
     facts.for_time = waits_for_time(at) or nil
     if mode == 'try' then
         look_early(is_first)
-    elseif may_open and not facts.is_open then
+    elseif is_next and not facts.is_open then
         key.opens_ms = nil -- noted for the previous head of the queue
         local ms = look_ahead(member, true)
         facts.ttl_ms = blocks and ms or facts.ttl_ms -- a blocked waiter tries again then

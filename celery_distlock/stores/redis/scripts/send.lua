@@ -121,7 +121,9 @@ local function let_in(status)
             write_run(run, of)
         end
     end
-    if not (has_woken or key.opens_ms) and (key.tasks.turn or redis.call('ZRANK', QUEUE, 'p:' .. run) == 0) then
+    local may_open = not key.alone or key.alone.stage == RESTING
+    local may_be_next = key.tasks.turn and may_open
+    if not (has_woken or key.opens_ms) and (may_be_next or redis.call('ZRANK', QUEUE, 'p:' .. run) == 0) then
         look_ahead()
     end
     return answer(status)
