@@ -100,6 +100,13 @@ def stay_whatever_comes(self: Any, key: str, version: Any, gate: str) -> Any:
         time.sleep(60)
 
 
+@latest(Latest(running="stop", result="superseded"))
+def call_itself(self: Any, key: str, version: Any, depth: int = 1) -> Any:
+    if version == "old" and depth:
+        return [call_itself(key, version, depth - 1)]
+    return work(self, key, version, 60.0 if version == "old" else 0.0)
+
+
 @app.task(shared=False)
 def total(numbers: list[Any]) -> list[Any]:
     return numbers

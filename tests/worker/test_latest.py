@@ -102,6 +102,16 @@ def test_with_a_result_a_member_of_a_chord_is_superseded_and_the_chord_completes
     assert result.get(timeout=30) == ["superseded"]
 
 
+def test_with_a_result_the_outermost_of_calls_of_itself_has_it(site, key):
+    old = site.tasks.call_itself.delay(key, "old")
+    site.journal.wait(key)
+
+    new = site.tasks.call_itself.delay(key, "new")
+
+    assert new.get(timeout=30) == "new"
+    assert old.get(timeout=30) == "superseded"
+
+
 def test_without_one_a_member_of_a_chord_runs_to_its_end(site, key):
     result = chord([site.tasks.preview.s(key, "old", 3.0)])(site.tasks.total.s())
     site.journal.wait(key)
