@@ -58,6 +58,13 @@ class Ahead(Given):
 
         assert line.to_the_end() == "hacabb"
 
+    def test_what_it_is_ahead_does_not_count_as_waiting(self, store: QueueStore) -> None:
+        now = take(store, "k", "holder") / 1e6
+        send(store, "k", "behind")
+        send(store, "k", "first", want=ahead(3600.0, "a"))
+
+        assert now <= store.inspect("k").oldest < now + 60.0
+
     def test_one_that_is_far_ahead_goes_behind_one_for_which_its_key_is_kept(
         self, store: QueueStore
     ) -> None:

@@ -27,7 +27,7 @@
 -- USES records grants limits rates gates runs answers queue
 -- OFTEN look_at_all look load fetch field known_number reserved_owner read_grant want_in grant_of
 -- OFTEN grant_for record answer_copy answer_ended ends_of my_place answer_wait join
--- OFTEN place_of new_place new_record go enqueue is_in_woken write_run a_holder reply named with_holder
+-- OFTEN place_of new_place ahead_in new_record go enqueue is_in_woken write_run a_holder reply named with_holder
 -- OFTEN answer_second held_by answer_claim cause_of waits_for_time is_wanted is_enough claim_opens too_soon
 -- OFTEN terms_for paused resting limit_now
 -- OFTEN read_limit pass write_grant row_of integer outlive claim arrive forget_run granted

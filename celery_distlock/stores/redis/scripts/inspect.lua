@@ -108,6 +108,13 @@ local function asked_of(grant)
     return string.match(grant.flags, RECALLED .. '(n?%d+)')
 end
 
+-- Returns the arrival of the first waiter.
+local function oldest_arrival()
+    local found = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. FIRST, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    local member, place = unpack(found)
+    return member and integer(place + 1000 * ahead_in(want_of(member).text))
+end
+
 local function written_limit()
     local written = field('limit') or ''
     local ends_ms = tonumber(string.match(written, '^%S+ (%d+) ') or 0)
@@ -125,10 +132,9 @@ elseif key.count > 0 or key.is_spoilt then
 end
 local owner = alone and alone.owner or (#grants > 0 and 'several:') or ''
 local ttl_ms = not alone and -2 or alone.ends < EXACT and math.floor(alone.ends - now_ms) or -1
-local oldest = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. FIRST, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 local first = first_waiter(true)
 local found = { owner = owner, token = key.token, run = alone and alone.run, ttl_ms = ttl_ms }
-found.waiting, found.oldest, found.woken = redis.call('ZCARD', QUEUE), oldest, count_woken()
+found.waiting, found.oldest, found.woken = redis.call('ZCARD', QUEUE), oldest_arrival(), count_woken()
 found.task, found.limit, found.used = alone and task_name(alone), written_limit(), used
 found.asked = alone and asked_of(alone)
 found.capacity, found.rest_ms, found.starts = key.capacity, math.max(0, math.ceil(key.rest - now_ms)), all_starts()

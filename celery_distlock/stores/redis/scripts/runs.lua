@@ -107,11 +107,16 @@ local function place_of(arrival)
     return math.min(arrival, now + AHEAD)
 end
 
+-- Returns the ms that a request with this want is ahead of its arrival.
+local function ahead_in(want_text)
+    return tonumber(string.match(want_text or '', '^[^@]*%+(%d+)') or 0)
+end
+
 -- Returns the place of a new request. One that is ahead of its arrival goes behind those that were as much
 -- ahead.
 local function new_place(want_text)
-    local place, ahead_ms = place_of(0), string.match(want_text or '', '^[^@]*%+(%d+)')
-    if not ahead_ms then
+    local place, ahead_ms = place_of(0), ahead_in(want_text)
+    if ahead_ms == 0 then
         return place
     end
     place = math.max(FIRST + 1, place - 1000 * ahead_ms)

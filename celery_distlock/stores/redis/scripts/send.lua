@@ -31,7 +31,7 @@
 -- USES records grants limits rates gates runs answers queue calls
 -- OFTEN look read_clock load known_number read_grant answer_free_key fetch answer_again answered record field
 -- OFTEN held_by new_record write_run forget_ended grant_for grant_of reserved_owner joins_behind joins_at
--- OFTEN integer place_of new_place go enqueue is_in_woken let_in hand_on answer grant_alone
+-- OFTEN integer place_of new_place ahead_in go enqueue is_in_woken let_in hand_on answer grant_alone
 -- OFTEN write_alone mint begin_lease
 
 local ORDER_MS = 1 / 2048 -- between runs of the same ms; scores are that precise until 2109
