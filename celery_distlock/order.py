@@ -29,8 +29,8 @@ class Order:
         share: The lane's weight: one with 3 gets three times the units of one with 1. It is that of
             the lane's next task.
         most: The number of units that the lane's tasks may use at once; None: any number. It is
-            that of the lane's next task. What it leaves is for other lanes. Counts tasks with a
-            `most`, from their dispatch on.
+            that of the lane's next task, unless an operator sets another. What it leaves is for
+            other lanes. Counts all tasks of the lane, from their dispatch on.
         ahead: The task waits as if its call had been made that many seconds earlier.
         strict: A task that was dispatched is not passed until it begins, is dropped or revoked, or
             expires, however long its message is under way. For keys that one task has at a time.

@@ -115,7 +115,7 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
             elif record.endswith(b":calls"):
                 _bring_identities_nearer(client, record, seconds)
             elif record.endswith(b":tasks"):
-                _bring_the_limit_nearer(client, record, seconds)
+                _bring_limits_nearer(client, record, seconds)
             elif record.endswith(b":rate"):
                 _bring_starts_nearer(client, record, seconds)
 
@@ -163,11 +163,14 @@ def _bring_starts_nearer(client: redis.Redis, rate: bytes, seconds: float) -> No
             client.hset(rate, field, b" ".join(b"%d" % number for number in numbers))
 
 
-def _bring_the_limit_nearer(client: redis.Redis, tasks: bytes, seconds: float) -> None:
-    capacity, ends, *others = (client.hget(tasks, "limit") or b" 0").split(b" ", 2)
-    if int(ends):
-        sooner = b"%d" % max(1, int(ends) - int(1000 * seconds))
-        client.hset(tasks, "limit", b" ".join([capacity, sooner, *others]))
+def _bring_limits_nearer(client: redis.Redis, tasks: bytes, seconds: float) -> None:
+    lines = [line.split(b" ") for line in (client.hget(tasks, "limit") or b"").split(b"\n") if line]
+    for words in lines:
+        place = 2 if words[0].startswith(b"@") else 1
+        if ends := int(words[place]):
+            words[place] = b"%d" % max(1, ends - int(1000 * seconds))
+    if lines:
+        client.hset(tasks, "limit", b"\n".join(map(b" ".join, lines)))
 
 
 def _bring_identities_nearer(client: redis.Redis, calls: bytes, seconds: float) -> None:

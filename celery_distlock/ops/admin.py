@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 PATIENCE = 2.0  # timeout for reading the store's time, in seconds
 BROKER_PATIENCE = 15.0  # seconds that a tick waits for the broker, to which it connects first
 PAGE = 1000  # waiters per request
+MOST_LIMITED = 100  # lanes of a key that may have a limit: each request reads them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,23 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """The result of a limit: the key before and after it."""
+    """
+    The result of a limit.
+
+    Attributes:
+        before: The key before it.
+        after: The key after it.
+        lane: The lane that it applies to; None: to the key.
+        replaced: The limit that there was before.
+        unused: Whether it may be a typo: the key had no holder, waiter or limit, or the lane no
+            waiter or limit.
+    """
 
     before: KeyState
     after: KeyState
+    lane: str | None
+    replaced: Limit | None
+    unused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +218,7 @@ class Admin:
         store = ListingStore.of(self.store)
         read = partial(store.waiters, as_key(key))
         if lane is not None:
-            read = partial(QueueStore.of(store).parking.lane_waiters, as_key(key), lane)
+            read = partial(QueueStore.of(store).parking.lane_waiters, as_key(key), as_key(lane))
         found: list[Waiter] = []
         for begin in range(first, first + limit, PAGE):  # each occupies the server briefly
             size = min(PAGE, first + limit - begin)
@@ -236,6 +250,10 @@ class Admin:
         if Ability.QUEUE not in self.store.abilities:
             return []
         return QueueStore.of(self.store).parking.lanes(as_key(key), limit)
+
+    def lane_limit(self, key: str, lane: str) -> Limit | None:
+        """Return the operator's limit of *lane* of *key*."""
+        return self.show(key).limit_of(_lane_name(lane))
 
     def calls(self, key: str, *, limit: int = 100) -> list[CallInfo]:
         """Return up to *limit* calls at *key* that have an identity, sorted by identity."""
@@ -351,6 +369,7 @@ class Admin:
         key: str,
         capacity: int | None,
         *,
+        lane: str | None = None,
         rate: RateLike | None = None,
         seconds: float = 0.0,
         author: str = "",
@@ -365,6 +384,7 @@ class Admin:
         Args:
             key: The key, which may be free.
             capacity: The most units in use; 0: no new grants. None: as requested.
+            lane: Limit only what is in use by this lane, in place of its tasks' `most`.
             rate: The rate of starts, as that of a :class:`~celery_distlock.Key`. None: as
                 requested; if *capacity* is None, too, the limit is removed.
             seconds: The limit ends after this time; 0: it stays until it is removed.
@@ -372,24 +392,32 @@ class Admin:
             reason: The reason, for the record.
 
         Raises:
-            ValueError: *capacity* or *seconds* is out of range, or a text is too long.
+            ValueError: *capacity* or *seconds* is out of range, or a text is too long; or *lane* is
+                empty, or has a rate.
             ConfigurationError: *rate* is not a valid rate.
+            DistlockError: No waiter of *key* is in a lane, or too many lanes have a limit.
         """
         _check_limit(key, capacity, seconds)
+        if lane is not None and (not lane or rate):
+            raise ValueError("a limit of a lane needs the lane's name, and has no rate")
         clears = capacity is None and not rate
         act = Act("resume" if clears else "limit" if capacity or rate else "pause", author, reason)
         rates = rates_in(rate, f"the limit of {shown(key)!r}")
         Runtime.of(self._app).import_tasks()  # only known tasks are sent
         key, store = as_key(key), QueueStore.of(self.store)
-        before = self.show(key)
-        limit = None
-        if capacity is not None or rates:
+        lane = None if lane is None else _lane_name(lane)
+        before, limit = self.show(key), None
+        replaced = before.limit_of(lane)
+        unused = not before.is_in_use
+        if lane is not None and not (clears or replaced):
+            unused = not _lane_waits(store, before, lane)
+        if not clears:
             until = _store_time(store) + seconds if seconds else 0.0
             limit = Limit(capacity, until, act.author, rates=rates)
-        if limit or before.limit:
-            act.record(store, key, _terms(limit))
-        store.dispatch(store.units.set_limit(key, limit).wake)
-        return Limited(before, self.show(key))
+        if limit or replaced:
+            act.record(store, key, _terms(limit, lane))
+        store.dispatch(store.units.set_limit(key, limit, lane).wake)
+        return Limited(before, self.show(key), lane, replaced, unused)
 
     def wake(self, key: str, *, author: str = "", reason: str = "") -> int:
         """
@@ -648,12 +676,35 @@ def _many(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _terms(limit: Limit | None) -> str:
-    if limit is None:
-        return ""
-    much = [_many(limit.capacity, "unit")] if limit.capacity else []
-    until = datetime.fromtimestamp(limit.until, UTC).isoformat(timespec="seconds")
-    return ", ".join([*much, *map(str, limit.rates), *([f"until {until}"] if limit.until else ())])
+def _terms(limit: Limit | None, lane: str | None) -> str:
+    words = [] if lane is None else [f"lane {shown(lane)}"]
+    if limit is not None:
+        words += [_many(limit.capacity, "unit")] if limit.capacity else []
+        words += map(str, limit.rates)
+    if limit is not None and limit.until:
+        until = datetime.fromtimestamp(limit.until, UTC).isoformat(timespec="seconds")
+        words.append(f"until {until}")
+    return ", ".join(words)
+
+
+def _lane_name(lane: str) -> str:
+    """Return a lane, or the listed form of a long one, as a store returns it."""
+    return key_of(slot_name(as_key(lane)))
+
+
+def _lane_waits(store: QueueStore, before: KeyState, lane: str) -> bool:
+    """
+    Whether a lane of a key has waiters, or tasks in flight.
+
+    Raises:
+        DistlockError: The waiters of the key are in no lanes, or too many lanes have a limit.
+    """
+    key, name = before.key, shown(before.key)
+    if before.waiting and not store.parking.lanes(key, 1):
+        raise DistlockError(f"{name!r} has no lanes: what waits there has asked for none")
+    if len(before.lane_limits) >= MOST_LIMITED:
+        raise DistlockError(f"{MOST_LIMITED} lanes of {name!r} have a limit; no more may have one")
+    return bool(store.parking.lane_waiters(key, lane, limit=1))
 
 
 def _waiting(store: ListingStore, key: str) -> Iterator[list[Waiter]]:

@@ -58,7 +58,7 @@ class CallInfo:
 
 def is_of_interest(state: KeyState) -> bool:
     """Whether a key is held, waited for, limited or resting."""
-    return bool(state.token or state.has_waiters or state.limit or state.rest > 0)
+    return bool(state.token or state.has_waiters or state.is_limited or state.rest > 0)
 
 
 def lock_info(key: str, state: KeyState) -> KeyState:
@@ -69,7 +69,8 @@ def lock_info(key: str, state: KeyState) -> KeyState:
         since=holds[0].since if holds else 0.0,
         remaining=min((hold.remaining for hold in holds), default=state.remaining),
         oldest=known_time(state.oldest),
-        limit=_limit(state.limit),
+        limit=_limit(state.limit) if state.limit else None,
+        lane_limits=tuple((lane, _limit(limit)) for lane, limit in state.lane_limits),
     )
 
 
@@ -125,7 +126,5 @@ def waiter_info(place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
     return WaiterInfo(place, kind, who, came, want, waiter.due, waiter.leaves)
 
 
-def _limit(limit: Limit | None) -> Limit | None:
-    if limit is None:
-        return None
+def _limit(limit: Limit) -> Limit:
     return limit._replace(until=known_time(limit.until), since=known_time(limit.since))

@@ -46,7 +46,7 @@ _GAUGES = {
     "longest_hold_seconds": "Age of the oldest current hold.",
     "units_held": "Units in use of shared keys with a capacity or an operator's limit.",
     "units_limit": "Units that may be in use of those keys.",
-    "limited": "Keys that an operator has limited or paused.",
+    "limited": "Keys that an operator has limited or paused, or a lane of them.",
     "paused": "Keys that an operator has paused.",
     "resting": "Keys that rest: without new grants for a while.",
     "waiting": "Waiters, blocked or parked.",
@@ -264,7 +264,7 @@ class Totals:
         """Add one key."""
         waited = self._passed(info.oldest)
         self.plain["oldest_waiter_seconds"] = max(self.plain["oldest_waiter_seconds"], waited)
-        self.plain["limited"] += info.limit is not None
+        self.plain["limited"] += info.is_limited
         self.plain["paused"] += info.paused
         self.plain["resting"] += info.rest > 0 or info.state == "resting"
         if info.mode == "shared" and info.most is not None:

@@ -561,5 +561,9 @@ class Units(ABC):
         """
 
     @abstractmethod
-    def set_limit(self, key: str, limit: Limit | None) -> Release:
-        """Set an operator's limit, or remove it, and wake the waiters that fit. Sets `since`."""
+    def set_limit(self, key: str, limit: Limit | None, lane: str | None = None) -> Release:
+        """
+        Set an operator's limit, or remove it, and wake the waiters that fit. Sets `since`.
+
+        With *lane* it is that of one lane, and replaces the `most` of its requests.
+        """

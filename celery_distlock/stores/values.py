@@ -171,7 +171,7 @@ FIRST = 1  # µs: the arrival of a request that must precede all others
 
 class Limit(NamedTuple):
     """
-    An operator's limit for one key, which overrides what requests name.
+    An operator's limit for one key, or for one of its lanes, which overrides what requests name.
 
     Attributes:
         capacity: Units that may be in use; 0: no request is admitted; None: as requests name.
@@ -180,7 +180,7 @@ class Limit(NamedTuple):
         author: The operator that has set it.
         since: When it was set, in seconds since the epoch by the store's clock.
         rates: How often the key may be taken, in place of requests' rates; empty: as requests
-            name. A cost above a rate's number of starts counts as all of them.
+            name. A cost above a rate's number of starts counts as all of them. A lane has none.
     """
 
     capacity: int | None
@@ -245,7 +245,7 @@ class Lane(NamedTuple):
         waiting: The number of its waiters.
         share: Its share of the units, for its next waiter.
         most: The number of units that it may have, for its next waiter; 0: any number.
-        used: The number of units that it has, if it has a `most`.
+        used: The number of units that it has of a shared key.
     """
 
     name: str
@@ -484,6 +484,7 @@ class KeyState(NamedTuple):
         used: Units that all of them hold.
         capacity: The capacity named by the request that was granted last; 0: any number.
         limit: The operator's limit.
+        lane_limits: The operator's limits of its lanes, each with the lane.
         rest: Seconds for which no request is admitted.
         starts: How often the key was taken, for each rate.
         later: Number of runs that join the queue later. Above 50, it may include runs that have
@@ -521,6 +522,7 @@ class KeyState(NamedTuple):
     asked: Asked = Asked()
     key: str = ""
     elsewhere: "tuple[tuple[str, KeyState], ...]" = ()
+    lane_limits: tuple[tuple[str, Limit], ...] = ()
 
     @property
     def holds(self) -> tuple[HoldInfo, ...]:
@@ -560,6 +562,15 @@ class KeyState(NamedTuple):
         """Whether an operator has paused the key, so that no request is admitted."""
         return self.limit is not None and self.limit.pauses
 
+    def limit_of(self, lane: str | None) -> Limit | None:
+        """Return the operator's limit of a lane; None: that of the key."""
+        return self.limit if lane is None else dict(self.lane_limits).get(lane)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether an operator has limited or paused the key, or one of its lanes."""
+        return bool(self.limit or self.lane_limits)
+
     @property
     def has_waiters(self) -> bool:
         """Whether something waits, is dispatched, or joins the queue later."""
@@ -569,7 +580,7 @@ class KeyState(NamedTuple):
     def is_in_use(self) -> bool:
         """Whether it has a holder, a waiter, a limit, a rest, counted starts or known calls."""
         waits = self.has_waiters or self.identities
-        return bool(self.token or waits or self.limit or self.rest > 0 or self.starts)
+        return bool(self.token or waits or self.is_limited or self.rest > 0 or self.starts)
 
     @property
     def may_open_sooner(self) -> bool:

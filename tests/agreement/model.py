@@ -46,7 +46,7 @@ class Grant:
     before: tuple[int, int, int] | None = None  # an upgrade: units, slot and capacity
     start: Terms | None = None  # that is reserved
     started: tuple[int, Terms] | None = None
-    lane: str | None = None  # if it counts against the most of a lane
+    lane: str | None = None  # if it counts against the most of its lane
 
     @property
     def is_reserved(self) -> bool:
@@ -111,6 +111,7 @@ class Key:
     recalled: set[str] = field(default_factory=set)  # runs that were asked to leave
     settles: dict[str, float] = field(default_factory=dict)
     limit: Limit | None = None
+    lane_limits: dict[str, Limit] = field(default_factory=dict)
     rest: float = 0.0
     capacity: int = 1
     starts: Starts = field(default_factory=Starts)
@@ -166,14 +167,19 @@ class Key:
         if not reserved and (self.is_capped(want) or any(e.upgrades for e in self.grants.values())):
             return False
         others = [each for each in self.grants.values() if each is not reserved]
+        if reserved and want.lane in self.lane_limits and self.is_capped(want, reserved):
+            return False
         of = self.most if self.most is not None else 0 if reserved else want.capacity
         fits = not of or sum(each.units for each in others) + want.counted() <= of
         return not others or (fits and not want.alone and not self.is_alone)
 
-    def is_capped(self, want: Want) -> bool:
-        """Say whether its lane has the most units that it may have."""
-        used = sum(each.units for each in self.grants.values() if each.lane == want.lane)
-        return 0 < want.most < used + want.counted() and used > 0
+    def is_capped(self, want: Want, mine: Grant | None = None) -> bool:
+        """Say whether its lane has the most units that it may have, without those of *mine*."""
+        limit = self.lane_limits.get(want.lane or "")
+        most = limit.capacity if limit else want.most or None
+        others = [each for each in self.grants.values() if each is not mine]
+        used = sum(each.units for each in others if each.lane == want.lane)
+        return most == 0 or (most is not None and used > 0 and used + want.counted() > most)
 
     def terms(self, want: Want) -> Terms | None:
         """Return what rates ask of a start: those of an operator, or else of the request."""
@@ -222,15 +228,18 @@ class Key:
         """Grant what is wanted, with the lowest free slot if it is one unit of several."""
         units = 0 if want.alone else want.counted()
         grant = self.grants[owner] = Grant(owner, run, units, self.now + lasts, place=place)
-        grant.lane = want.lane if want.most and units else None
+        grant.lane = want.lane if units else None
         self.capacity = want.capacity if want.alone or self.most is None else self.most
         if units == 1 and self.capacity > 1:
             taken = {each.slot for each in self.grants.values()}
             grant.slot = min({*range(len(taken))} - taken)
         return grant
 
-    def hand_over(self, member: str = "", run: str = "", place: float = 0.0) -> bool:
+    def hand_over(
+        self, member: str = "", run: str = "", place: float = 0.0, want: Want = ALONE
+    ) -> bool:
         """Serve the waiters before *member*; say whether its turn has come."""
+        has_had_turn = run in self.flights and not self.is_capped(want)
         for grant in [each for each in self.grants.values() if each.upgrades]:
             if len(self.grants) == 1:
                 self.upgrade(grant)
@@ -246,7 +255,7 @@ class Key:
             is_capped = (is_mine or not self.held_by(waiter.run)) and self.is_capped(waiter.want)
             if is_mine and not is_capped:
                 return True
-            if run in self.flights if self.queue.lanes else 0 < place < waiter.place:
+            if has_had_turn if self.queue.lanes else 0 < place < waiter.place:
                 return True
             if is_capped:
                 passed.add(waiter.want.lane or "")

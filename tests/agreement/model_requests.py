@@ -134,8 +134,9 @@ class RequestedKey(Key):
         """Serve those before the request; grant it the key if it is the next and fits."""
         run, want = request.run, request.want
         is_next = self.make_room(place, want)
-        is_next = is_next or (want.alone and not self.grants and run in self.flights)
-        is_next = is_next or self.hand_over(request.member, run, place)
+        is_straight = want.alone and not self.grants and run in self.flights
+        is_next = is_next or (is_straight and not self.is_capped(want))
+        is_next = is_next or self.hand_over(request.member, run, place, want)
         if not is_next or not self.admits(want):
             return None
         waited = run in self.queue and run not in self.flights

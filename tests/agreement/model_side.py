@@ -162,8 +162,13 @@ class _Key(CalledKey):
 
     # What operators, workers and sweeps do
 
-    def _limit(self, limit: Limit | None) -> Any:
-        self.limit = limit
+    def _limit(self, limit: Limit | None, lane: str | None) -> Any:
+        if lane is None:
+            self.limit = limit
+        elif limit:
+            self.lane_limits[lane] = limit
+        else:
+            self.lane_limits.pop(lane, None)
         self.hand_over()
         return self.noted()
 

@@ -115,13 +115,16 @@ class _Draw:
         ends, marks = choice((math.inf, LEASE)), (self.flag(), self.flag(), self.flag())
         return Identity(IDENTITY, until, replaces, most, ends, *marks, choice(("", "free", "all")))
 
-    def limit(self) -> Limit | None:
-        choice = self.chance.choice
-        return (
-            None
-            if self.flag()
-            else Limit(choice((None, 0, 1, 2, 3)), 0.0, "x", rates=choice(RATES))
+    def limit(self) -> tuple[Limit | None, str | None]:
+        """Draw an operator's limit, and the lane that it is for."""
+        choice, lane = (
+            self.chance.choice,
+            self.chance.choice(("a", "b", None) if self.orders else (None,)),
         )
+        capacity, rates = choice((None, 0, 1, 2, 3)), choice(RATES)
+        if self.flag() or (lane and capacity is None):
+            return None, lane
+        return Limit(capacity, 0.0, "x", rates=() if lane else rates), lane
 
 
 _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
@@ -143,7 +146,7 @@ _FACTS: dict[str, Callable[[_Draw], tuple[Any, ...]]] = {
     "change": lambda d: (d.one(), d.chance.choice(("upgrade", "downgrade")), d.flag()),
     "rest": lambda d: (d.one(),),
     "recall": lambda d: (d.one(),),
-    "limit": lambda d: (d.key(), d.limit()),
+    "limit": lambda d: (d.key(), *d.limit()),
     "woken": lambda d: (
         d.key(),
         d.run(),

@@ -215,8 +215,8 @@ class StoreSide:
         request = self._requests.get(owner)
         return request and self._store.recall(request.key, owner)
 
-    def _limit(self, key: str, limit: Any) -> Any:
-        return self._noted(self._store.units.set_limit(self._name(key), limit).wake)
+    def _limit(self, key: str, limit: Any, lane: str | None) -> Any:
+        return self._noted(self._store.units.set_limit(self._name(key), limit, lane).wake)
 
     def _woken(self, key: str, run: str, what: str, mark: bool) -> Any:
         """Do what a process does with a run that was woken."""

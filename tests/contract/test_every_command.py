@@ -127,7 +127,10 @@ def lanes(world):
     first = world.comes("k")
     for lane in ("a", "a", "b", None):
         world.sends("k", want=ALONE._replace(lane=lane))
-    world.ask(lambda: world.store.parking.lanes("k"))
+    store, units = world.store, world.store.units
+    world.ask(lambda: units.set_limit("k", Limit(0, store.time(1.0) / 1e6 + 5.0, "ann"), "a"))
+    world.ask(lambda: store.parking.lanes("k"))
+    world.ask(lambda: units.set_limit("k", None, "a"))
     world.ends(first)
 
 

@@ -32,6 +32,7 @@ from tests.contract.parts.causes import Causes
 from tests.contract.parts.delayed import Delayed
 from tests.contract.parts.delivery import Delivery, Pushing
 from tests.contract.parts.identities import Identities
+from tests.contract.parts.lane_limits import LaneLimits
 from tests.contract.parts.lanes import Lanes
 from tests.contract.parts.leaving import Leaving
 from tests.contract.parts.limits import Limits
@@ -87,6 +88,7 @@ class FullContract(
     Timing,
     Sending,
     Lanes,
+    LaneLimits,
     Ahead,
     Strict,
     Identities,

@@ -10,6 +10,7 @@ import time
 import pytest
 from celery import chord, group
 
+from celery_distlock.ops.admin import Admin
 from tests.waiting import wait_until
 from tests.worker.test_crashes import deliver_again, message_of
 from tests.worker.units import faults, held, most_used
@@ -219,6 +220,19 @@ def test_a_lane_has_at_most_its_units_and_other_lanes_the_rest(site, key):
     assert len(notes) == 32
     assert most_used(notes) == 3
     assert most_used(note for note in notes if note["lane"] == "big") == 2
+    leave_nothing(site, key)
+
+
+def test_a_lane_has_at_most_what_an_operator_allows(site, key):
+    Admin(site.app).limit(key, 1, lane="big")
+    lanes = ["big"] * 10 + ["small"] * 6
+    results = [site.tasks.use_in_lane.delay(key, lane, 0.03) for lane in lanes]
+
+    notes = judge(site, key, results)
+
+    assert len(notes) == 16
+    assert most_used(note for note in notes if note["lane"] == "big") == 1
+    Admin(site.app).limit(key, None, lane="big")
     leave_nothing(site, key)
 
 

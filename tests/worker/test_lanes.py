@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.errors import LockKeyError
+from celery_distlock.ops.admin import Admin
 
 SHARED = True
 
@@ -36,6 +37,26 @@ def test_starts_are_in_proportion_to_shares(site, key):
     starts = site.journal.read(key)
     assert abs(starts[:12].count("three") - 9) <= 1
     assert len(starts) == 24
+
+
+def test_a_paused_lane_waits_while_others_have_their_turns(site, key):
+    task, admin = site.tasks.work_in_lanes, Admin(site.app)
+    with site.held(key):
+        waiting = [task.delay(key, "acme") for _ in range(2)]
+        others = [task.delay(key, "bolt") for _ in range(3)]
+        admin.limit(key, 0, lane="acme")
+
+    for result in others:
+        result.get(timeout=60)
+    others = task.delay(key, "bolt")
+    others.get(timeout=60)
+    assert site.journal.read(key) == ["bolt"] * 4
+    assert [result.state for result in waiting] == ["PENDING"] * 2
+
+    admin.limit(key, None, lane="acme")
+    for result in waiting:
+        result.get(timeout=60)
+    assert site.journal.read(key)[4:] == ["acme"] * 2
 
 
 def test_calls_without_a_lane_have_one_of_their_own(site, key):

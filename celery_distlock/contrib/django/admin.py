@@ -101,7 +101,7 @@ class LockAdmin(admin.ModelAdmin):
             acts = [action_cells(each, now) for each in locks.actions(key)]
             tables = [
                 ("Holders", HOLD_COLUMNS, [hold_cells(each, now) for each in info.holds]),
-                ("Lanes", LANE_COLUMNS, list(map(lane_cells, lanes))),
+                ("Lanes", LANE_COLUMNS, [lane_cells(each, info) for each in lanes]),
                 ("Queue", WAITER_COLUMNS, [waiter_cells(each, now) for each in waiters]),
                 ("Operators", ACTION_COLUMNS, acts),
             ]

@@ -43,6 +43,7 @@ LANE_COLUMNS = ("lane", "waiting", "in use", "share")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
 OPTIONAL = frozenset({"held", "notes", "asked", "leaves", "wants"})  # omitted if empty in all rows
 EXCLUSIVE = "exclusive"
+MOST_NOTED = 3  # lanes with a limit
 WHOLE = frozenset({"key", "id"})  # kept on one line: they are copied into the next command
 SPARE = ("token", "worker", "woken", "slot", "lease")  # dropped for that, in this order
 LAST = "age"  # dropped as well if keys and ids must be wrapped all the same
@@ -251,6 +252,11 @@ def _notes(info: KeyState) -> Iterator[str]:
         much = [str(info.limit.capacity)] if info.limit.capacity else []
         words = ["limit", *much, *map(str, info.limit.rates)]
         yield "paused" if info.paused else " ".join(words)
+    for lane, limit in info.lane_limits[:MOST_NOTED]:
+        its = "paused" if limit.pauses else f"limit {limit.capacity}"
+        yield f"lane {printable(shown(lane))} {its}"
+    if len(info.lane_limits) > MOST_NOTED:
+        yield f"{len(info.lane_limits) - MOST_NOTED} lanes more"
     if info.rest > 0:
         yield f"rests {duration(info.rest)}"
     elif info.opens is not None and info.state != "resting":
@@ -315,7 +321,8 @@ def lock_record(info: KeyState, now: float) -> dict[str, Any]:
         "units": info.units,
         "capacity": info.capacity if info.mode and info.capacity else None,
         "holders": [_hold_record(hold, now) for hold in info.holds],
-        "limit": _limit_record(info),
+        "limit": limit_record(info.limit),
+        "lane_limits": {lane: limit_record(each) for lane, each in info.lane_limits},
         "rest_seconds": round(info.rest, 3),
         "starts": [starts._asdict() for starts in info.starts],
         "waiting": info.waiting,
@@ -341,12 +348,13 @@ def _hold_record(hold: HoldInfo, now: float) -> dict[str, Any]:
     }
 
 
-def _limit_record(info: KeyState) -> dict[str, Any] | None:
-    if info.limit is None:
+def limit_record(limit: Limit | None) -> dict[str, Any] | None:
+    """Return the JSON form of an operator's limit."""
+    if limit is None:
         return None
-    times = {**_time("since", info.limit.since), **_time("until", info.limit.until)}
-    much = {"capacity": info.limit.capacity, "rates": list(map(asdict, info.limit.rates))}
-    return {**much, "author": info.limit.author, **times}
+    times = {**_time("since", limit.since), **_time("until", limit.until)}
+    much = {"capacity": limit.capacity, "rates": list(map(asdict, limit.rates))}
+    return {**much, "author": limit.author, **times}
 
 
 def _lasting(hold: KeyState | HoldInfo, now: float) -> dict[str, Any]:
@@ -387,10 +395,14 @@ def waiter_cells(waiter: WaiterInfo, now: float) -> list[str]:
     ]
 
 
-def lane_cells(lane: Lane) -> list[str]:
-    """Return a row under `LANE_COLUMNS`."""
+def lane_cells(lane: Lane, info: KeyState) -> list[str]:
+    """Return a row under `LANE_COLUMNS`, of a lane of the key *info*."""
     name = printable(shown(lane.name)) if lane.name else "(none)"
-    used = f"{lane.used} of {lane.most}" if lane.most else ""
+    limit = info.limit_of(lane.name)
+    most = lane.most if limit is None else limit.capacity
+    used = f"{lane.used} of {most}" if most else str(lane.used or "")
+    if limit is not None and limit.pauses:
+        used = f"{lane.used}, paused"
     return [name, str(lane.waiting), used, f"{lane.share:g}"]
 
 

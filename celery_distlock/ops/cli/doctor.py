@@ -178,6 +178,9 @@ class Keys:
             for key, state in zip(names, store.inspect_many(names), strict=True):
                 if state.limit and state.limit.pauses:
                     keys.paused.append(key)
+                keys.paused.extend(
+                    f"{key} (lane {lane})" for lane, limit in state.lane_limits if limit.pauses
+                )
                 left = MOST_PARKED - len(keys.parked)
                 if not (state.waiting or state.woken) or time.monotonic() > until:
                     continue

@@ -22,7 +22,7 @@ from .single import admin_of
 @click.argument("pattern", default="*", shell_complete=complete_key)
 @click.option("--task", help="Only keys held by a task of this name.")
 @click.option("--waiting", is_flag=True, help="Only keys with waiters or delayed calls.")
-@click.option("--limited", is_flag=True, help="Only keys that an operator limited or paused.")
+@click.option("--limited", is_flag=True, help="Only keys with a limit or pause, of a lane too.")
 @click.option(
     "--older-than",
     type=Duration(0.0, 10_000 * DAY),
@@ -62,7 +62,7 @@ def list_(
         return (
             (task is None or any(hold.who.task == task for hold in info.holds))
             and bool(not waiting or info.has_waiters)
-            and (not limited or info.limit is not None)
+            and (not limited or info.is_limited)
             and (not older_than or 0 < info.since <= since)
         )
 

@@ -11,7 +11,7 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_distlock.errors import DistlockError, StoreError
-from celery_distlock.naming import printable
+from celery_distlock.naming import printable, shown
 from celery_distlock.ops.acts import Act
 from celery_distlock.ops.admin import Admin, Dropped, Released
 from celery_distlock.ops.looks import holds_named
@@ -38,6 +38,7 @@ from .display import (
     hold_cells,
     lane_cells,
     limit_label,
+    limit_record,
     lock_record,
     opens_label,
     since,
@@ -54,7 +55,7 @@ MOST_SHOWN = 10  # delayed calls, and identities, of one key
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _not_empty(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def not_empty(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value == "":
         raise click.BadParameter(f"{param.name} must not be empty")
     return value
@@ -67,7 +68,7 @@ def _not_too_long(_ctx: click.Context, _param: click.Parameter, value: str) -> s
         raise click.BadParameter(str(error)) from error
 
 
-key_argument: Decorator = click.argument("key", callback=_not_empty, shell_complete=complete_key)
+key_argument: Decorator = click.argument("key", callback=not_empty, shell_complete=complete_key)
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON document."
 )
@@ -85,7 +86,7 @@ force_option: Decorator = click.option(
 
 holder_option: Decorator = click.option(
     "--holder",
-    callback=_not_empty,
+    callback=not_empty,
     default=None,
     metavar="PID|TASK_ID|OWNER|TOKEN",
     help="This one of several holders; a single holder only if it is this one.",
@@ -160,7 +161,7 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
             screen.table(
                 HOLD_COLUMNS, (hold_cells(hold, now, brief=screen.terminal) for hold in info.holds)
             )
-        screen.table(LANE_COLUMNS, map(lane_cells, lanes))
+        screen.table(LANE_COLUMNS, (lane_cells(lane, info) for lane in lanes))
         screen.table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in delayed))
         screen.table(CALL_COLUMNS, map(call_cells, calls))
         screen.table(
@@ -195,6 +196,10 @@ def key_facts(info: KeyState, now: float) -> list[tuple[str, str]]:
         facts.append(("token", str(info.token) if info.token > 0 else "-"))
     if info.limit is not None:
         facts.append(("limit", limit_label(info.limit, now)))
+    facts += [
+        ("limit", f"lane {printable(shown(lane))}: {limit_label(limit, now)}")
+        for lane, limit in info.lane_limits
+    ]
     is_shut = info.state == "resting" and info.mode == "exclusive"
     rest = max(info.rest, info.remaining if is_shut else 0.0)
     if rest > 0:
@@ -263,13 +268,18 @@ def queue_(
 
     Waiters are parked tasks and blocked processes. Two kinds have no place: woken tasks, which are
     in flight to the key, come first; delayed calls, which join the queue later, come last, and
-    WAITS shows in how long. With --lane, positions count in the lane, and delayed calls are left
-    out. LEAVES shows when a task gives up. The exit status is 1 if there are no waiters.
+    WAITS shows in how long. With --lane, positions count in the lane, delayed calls are left out,
+    and an operator's limit of the lane comes first. LEAVES shows when a task gives up. The exit
+    status is 1 if there are no waiters.
     """
     admin = admin_of(obj, Ability.LIST, *([] if lane is None else [Ability.QUEUE]))
     waiters, now = admin.queue(key, first=first, limit=limit, lane=lane), time.time()
+    its_limit = admin.lane_limit(key, lane) if lane else None
+    if its_limit is not None and not as_json:
+        Screen(obj).facts([("limit", limit_label(its_limit, now))])
     if as_json:
-        write_json({"key": key, "waiters": [waiter_record(waiter) for waiter in waiters]})
+        record = {"key": key, "waiters": [waiter_record(waiter) for waiter in waiters]}
+        write_json({**record, "limit": limit_record(its_limit)} if lane else record)
     elif not waiters:
         where = f" in the lane {printable(lane)!r}" if lane else " without a lane" * (lane == "")
         obj.echo(f"{printable(key)} has no waiters{where} at {admin.where}.")
@@ -415,7 +425,7 @@ def wake_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
 @command("drop")
 @click.argument("task_id", required=False)
 @click.option(
-    "--key", callback=_not_empty, shell_complete=complete_key, help="The key of its queue."
+    "--key", callback=not_empty, shell_complete=complete_key, help="The key of its queue."
 )
 @click.option("--all", "all_", is_flag=True, help="All tasks and delayed calls of --key.")
 @reason_option

@@ -320,6 +320,7 @@ def _lock(lock: KeyState, now: float) -> dict[str, Any]:
         "units": lock.units,
         "most": lock.most,
         "limit": _limit(lock.limit) if lock.limit else None,
+        "laneLimits": {shown(lane): _limit(limit) for lane, limit in lock.lane_limits},
         "rest": lock.rest,
         "waiting": lock.waiting,
         "woken": lock.woken,

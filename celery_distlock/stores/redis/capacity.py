@@ -41,7 +41,7 @@ class RedisUnits(Part, Units):
     def rest(self, key: str, owner: str, seconds: float) -> bool:
         return bool(self._ask(_REST, key, owner, milliseconds(seconds)).answers[0])
 
-    def set_limit(self, key: str, limit: Limit | None) -> Release:
+    def set_limit(self, key: str, limit: Limit | None, lane: str | None = None) -> Release:
         terms: tuple[Any, ...] = ("", 0, "", "")
         unlisted: StoreUnavailableError | None = None
         if limit is not None:
@@ -49,7 +49,7 @@ class RedisUnits(Part, Units):
             capacity = "-" if limit.capacity is None else limit.capacity
             until = milliseconds(limit.until) if limit.until else 0
             terms = (capacity, until, limit.author, write_rates(limit.rates))
-        asked = self._ask(_LIMIT, key, *terms)
+        asked = self._ask(_LIMIT, key, *terms, *([] if lane is None else [slot_name(lane)]))
         if unlisted is not None:
             text = "the limit of %r is set, but lists do not show it until a caller waits there: %s"
             logger.warning(text, shown(key), unlisted)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 SHARED = "several:"  # the owner in the record of a shared key
 
-_LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
+_LIMIT = re.compile(r"(?:@(\S+) )?(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
 
 
 class Inspection(Part):
@@ -145,6 +145,7 @@ class Inspection(Part):
         if token == UNREADABLE:
             why = unreadable(self._servers.address, key, told.raw("token"))
             self._complaints.tell(slot_name(key), "%s", why)
+        limits = dict(_limits(told.text("limit")))
         state = KeyState(
             owner,
             token,
@@ -155,7 +156,8 @@ class Inspection(Part):
             since_of(told.raw("oldest")),
             told.number("woken"),
             told.text("task"),
-            limit=_limit(told.text("limit")),
+            limit=limits.pop(None, None),
+            lane_limits=tuple((lane, each) for lane, each in limits.items() if lane is not None),
             rest=told.number("rest_ms") / 1000,
             starts=_starts(told),
             later=told.number("later"),
@@ -175,14 +177,13 @@ class Inspection(Part):
             return woken + [_waiter(each, woken=False) for each in found.each("queue")]
 
 
-def _limit(written: str) -> Limit | None:
-    """Return the limit that limit.lua has written, if it has not ended."""
-    match = _LIMIT.fullmatch(written)
-    if match is None:
-        return None
-    capacity, rates, until_ms, since, author = match.groups()
-    units = None if capacity == "-" else int(capacity)
-    return Limit(units, int(until_ms) / 1000, author, int(since) / 1e6, read_rates(rates or ""))
+def _limits(written: str) -> Iterator[tuple[str | None, Limit]]:
+    """Yield the limits that limit.lua has written, each with its lane; None: that of the key."""
+    for match in filter(None, map(_LIMIT.fullmatch, written.split("\n"))):
+        lane, capacity, rates, until_ms, since, author = match.groups()
+        units, until = None if capacity == "-" else int(capacity), int(until_ms) / 1000
+        limit = Limit(units, until, author, int(since) / 1e6, read_rates(rates or ""))
+        yield None if lane is None else key_of(lane), limit
 
 
 def _asked(told: Fields) -> Asked:

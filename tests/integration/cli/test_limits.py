@@ -14,7 +14,7 @@ import redis
 
 from celery_distlock.rate import Rate
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import AcquireRequest, ParkRequest, ReleaseRequest, SendRequest
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import ALONE, Status, Want
 from tests.integration.cli.test_acting import run_here, wait_parked
@@ -144,6 +144,94 @@ def test_a_task_of_several_is_found_by_its_name(bare_site, invoke, key, three):
 
 
 # Limits
+
+
+@pytest.fixture
+def waiting(bare_site, key):
+    """Two runs of the lane acme and one of bolt, which wait for *key*."""
+    with bare_site.held(key):
+        for number, lane in enumerate(["acme", "acme", "bolt"]):
+            request = SendRequest(key, f"{number}:0:0:0", ParkRequest(b"{}"), Want(lane=lane))
+            bare_site.store.calls.send(request)
+        yield
+        for number in range(3):
+            bare_site.store.parking.cancel(key, f"{number}:0:0:0")
+    for lane in ("acme", "x"):
+        bare_site.store.units.set_limit(key, None, lane)
+
+
+def test_a_lane_is_limited_paused_and_resumed(invoke, key, waiting):
+    name = f"{key}, lane acme,"
+    limited = invoke("limit", key, "--lane", "acme", "2", "--for", "1h", "--reason", "INC-1")
+    paused = invoke("pause", key, "--lane", "acme")
+
+    assert limited.stdout == f"At most 2 of {name} may be in use for 1h00m.\n"
+    assert paused.stdout == f"{name} is paused.\n"
+    assert (limited.exit_code, paused.exit_code) == (0, 0)
+    record = shown(invoke, key)
+    limit, (second, first) = record["lane_limits"]["acme"], record["actions"]
+    assert (record["limit"], limit["capacity"], limit["author"]) == (None, 0, ME)
+    assert (second["action"], second["about"]) == ("pause", "lane acme")
+    assert first["about"].startswith("lane acme, 2 units, until 20")
+    resumed, again = (invoke("resume", key, "--lane", "acme") for _ in range(2))
+    assert resumed.stdout.startswith(f"{name} no longer has a limit (it was: paused: no new")
+    assert (again.exit_code, again.stdout) == (1, f"{name} had no limit.\n")
+    assert shown(invoke, key)["lane_limits"] == {}
+
+
+def test_a_limit_of_a_lane_is_shown_with_the_lane(invoke, key, waiting):
+    invoke("pause", key, "--lane", "acme")
+
+    text = invoke("show", key).stdout
+    assert f"limit\tlane acme: paused: no new grants, by {ME}, since 20" in text
+    assert "LANE\tWAITING\tIN USE\tSHARE\n" in text
+    assert "\nacme\t2\t0, paused\t1\n" in text
+    (row,) = rows(invoke("list", key, "--limited").stdout)
+    assert row["NOTES"] == "lane acme paused"
+    queue = invoke("queue", key, "--lane", "acme")
+    assert queue.stdout.startswith(f"limit\tpaused: no new grants, by {ME}, since 20")
+    record = json.loads(invoke("queue", key, "--lane", "acme", "--json").stdout)
+    assert record["limit"]["capacity"] == 0
+
+
+def test_a_lane_that_nothing_waits_in_may_be_a_typo(bare_site, invoke, key, waiting):
+    typo = invoke("pause", key, "--lane", "x")
+    meant = invoke("pause", key, "--lane", "x")
+
+    assert (typo.exit_code, typo.stdout) == (3, f"{key}, lane x, is paused.\n")
+    assert f"{key}, lane x, had no waiter or limit. If you meant another lane" in typo.stderr
+    assert meant.exit_code == 0
+    assert invoke("limit", key, "1", "--lane", "x", "--clear").exit_code == 2
+    assert invoke("limit", key, "--lane", "x", "--clear").exit_code == 0
+    assert invoke("pause", key, "--lane", "x", "--idle").exit_code == 0
+
+
+def test_a_key_without_lanes_is_named(bare_site, invoke, key):
+    with bare_site.held(key):
+        bare_site.store.calls.send(SendRequest(key, "run:0:0:0", ParkRequest(b"{}")))
+        done = invoke("pause", key, "--lane", "acme")
+        bare_site.store.parking.cancel(key, "run:0:0:0")
+
+    assert done.exit_code == 2
+    assert (
+        f"'{key}' has no lanes: what waits there has asked for none"
+        in str(done.exception) + done.stderr
+    )
+    assert bare_site.look(key).lane_limits == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["1", "--lane", ""], "lane must not be empty"),
+        (["--rate", "1/s", "--lane", "x"], "--lane takes N"),
+    ],
+)
+def test_a_limit_of_a_lane_that_is_none_is_refused(invoke, key, words, said):
+    done = invoke("limit", key, *words)
+
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
 
 
 def test_a_limit_has_author_start_and_end(invoke, key, three):

@@ -54,8 +54,8 @@ def test_the_list_in_json_has_times_in_two_forms(bare_site, locks, key):
     assert set(record) == {
         *("key", "state", "holder", "since", "since_seconds", "age_seconds"),
         *("remaining_seconds", "token", "waiting", "oldest", "oldest_seconds", "woken"),
-        *("mode", "units", "capacity", "holders", "limit", "rest_seconds", "starts"),
-        *("opens_in_seconds", "later", "due_in_seconds", "identities"),
+        *("mode", "units", "capacity", "holders", "limit", "lane_limits", "rest_seconds"),
+        *("starts", "opens_in_seconds", "later", "due_in_seconds", "identities"),
     }
     assert set(record["holder"]) == {"task", "task_id", "host", "pid", "owner"}
     assert (record["key"], record["state"], record["token"]) == (key, "held", state.token)

@@ -163,12 +163,15 @@ for number in range(3):
     parked = ParkRequest(b"{}", leaves=3600.0)
     request = SendRequest("stock:A", f"{number}:0:0:0", parked, want=want)
     admin.store.calls.send(request)
+admin.limit("stock:A", 0, lane="zeta", author="ann")
 page = user("view").get(address("stock:A")).content.decode()
+admin.limit("stock:A", None, lane="zeta")
 lanes, queue = page.partition("<caption>Lanes</caption>")[2].split("<caption>Queue</caption>")
-out("<td>acme</td><td>2</td><td>-</td><td>3</td>" in lanes, "<td>zeta</td><td>1</td>" in lanes)
+out("<td>acme</td><td>2</td><td>-</td><td>3</td>" in lanes)
+out("<td>zeta</td><td>1</td><td>0, paused</td>" in lanes, "lane zeta: paused: no" in page)
 out(queue.count("lane acme"), queue.count("<td>in 59m"))
 """
-    assert facts(project, code) == [[True, True], [2, 3]]
+    assert facts(project, code) == [[True], [True, True], [2, 3]]
 
 
 def test_a_key_that_has_changed_hands_is_not_released(project):

@@ -289,8 +289,13 @@ def test_lanes_are_shown_and_when_a_waiter_leaves(page_process, hold, admin):
         park_request = ParkRequest(b"{}", task="shop.call", leaves=leaves)
         admin.store.calls.send(SendRequest("lanes", f"{number}:0:0:0", park_request, want=want))
 
+    admin.limit("lanes", 0, lane="acme", author="ann")
+
     answer = page_process.get("/api/lock", name=page_process.find("lanes")["name"])
 
+    limit = answer["lock"]["laneLimits"]["acme"]
+    assert (limit["units"], limit["author"]) == (0, "ann")
+    admin.limit("lanes", None, lane="acme")
     lanes = {lane["name"]: (lane["waiting"], lane["share"]) for lane in answer["lanes"]}
     assert lanes == {"": (1, 1.0), "acme": (2, 3.0)}
     assert [waiter["lane"] for waiter in answer["queue"]] == ["acme", "acme", ""]

@@ -6,6 +6,7 @@ const FETCH_PATIENCE = 30_000; // ms; longer than the server waits for the store
 const LATE = 3; // seconds without an answer before a warning
 const PAGE = 200; // keys
 const MOST = 1000; // keys, the server's limit
+const MOST_NOTED = 3; // lanes with a limit
 const NOTICE_TIME = 12_000; // ms
 
 const COLUMNS = [
@@ -71,12 +72,16 @@ const of = (units, most) => `${count(units)} of ${most === null ? "any number of
 
 /** Return the units and the rates of an operator's limit. */
 const allowed = ({ units, rates }) => [...(units === null ? [] : [count(units)]), ...rates];
+const inWords = (limit) => (limit.units === 0 ? "paused" : `limit ${allowed(limit).join(" ")}`);
 
 /** Return the reasons why a key with free units admits no holder, and its delayed calls. */
 function notes(lock) {
-  const { state, limit, rest, opens, later, due } = lock;
+  const { state, limit, laneLimits, rest, opens, later, due } = lock;
   const said = [];
-  if (limit) said.push(limit.units === 0 ? "paused" : `limit ${allowed(limit).join(" ")}`);
+  if (limit) said.push(inWords(limit));
+  const lanes = Object.entries(laneLimits);
+  for (const [lane, each] of lanes.slice(0, MOST_NOTED)) said.push(`lane ${lane} ${inWords(each)}`);
+  if (lanes.length > MOST_NOTED) said.push(`${lanes.length - MOST_NOTED} lanes more`);
   if (rest) said.push(`rests ${seconds(rest)}`);
   else if (opens !== null && state !== "resting") said.push(`next ${opening(lock)}`);
   if (later) said.push(`${count(later)} later, in ${seconds(due)}`);
@@ -299,12 +304,15 @@ function showDetails(details) {
   }
   if (lock.holder) facts.push(["Token", lock.token]);
   if (lock.limit) facts.push(["Limit", limited(lock.limit)]);
+  for (const [lane, limit] of Object.entries(lock.laneLimits)) {
+    facts.push(["Limit of a lane", `${lane}: ${limited(limit)}`]);
+  }
   if (lock.rest) facts.push(["Rests", `${seconds(lock.rest)} more, without new grants`]);
   const waits = lock.waiting + lock.woken;
   facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "–"]);
   if (lock.opens !== null) facts.push(["Next", opening(lock) + (lock.sooner ? "" : ", by time alone")]);
   if (lock.later) facts.push(["Later", `${count(lock.later)}, the first in ${seconds(lock.due)}`]);
-  if (details.lanes.length) facts.push(["Lanes", details.lanes.map(turn).join(", ")]);
+  if (details.lanes.length) facts.push(["Lanes", details.lanes.map((lane) => turn(lane, lock)).join(", ")]);
   if (lock.identities) facts.push(["Known calls", known(details.calls, lock.identities)]);
   showFacts(facts, lock.state);
   at("actions").hidden = session.readOnly;
@@ -324,8 +332,10 @@ function askedBy({ at, by }) {
 }
 
 /** Describe a lane; the first one has the next turn. */
-function turn({ name, waiting, share }) {
-  return `${name || "(none)"}: ${count(waiting)}${share === 1 ? "" : ` (share ${share})`}`;
+function turn({ name, waiting, share }, { laneLimits }) {
+  const more = share === 1 ? [] : [`share ${share}`];
+  if (name in laneLimits) more.push(inWords(laneLimits[name]));
+  return `${name || "(none)"}: ${count(waiting)}${more.length ? ` (${more.join(", ")})` : ""}`;
 }
 
 /** Return the calls with an identity, which duplicates join. */

@@ -30,7 +30,7 @@
 -- OFTEN place_of new_place ahead_in new_record go enqueue is_in_woken write_run a_holder reply named with_holder
 -- OFTEN answer_second held_by answer_claim cause_of waits_for_time is_wanted is_enough claim_opens too_soon
 -- OFTEN terms_for paused resting limit_now
--- OFTEN read_limit pass write_grant row_of integer outlive claim arrive forget_run granted
+-- OFTEN read_limits pass write_grant row_of integer outlive claim arrive forget_run granted
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
 request = request and cjson.decode(request) or {}
@@ -162,7 +162,7 @@ local function answer_wait(stands)
     facts.place, facts.since = place, integer(stands)
     local at = is_next and opens(want) or nil
     facts.is_open = is_next and mode == 'line' and not at or nil
-    facts.for_time = waits_for_time(at) or nil
+    facts.for_time = waits_for_time(at, want) or nil
     if mode == 'try' then
         look_early(is_first)
     elseif is_next and not facts.is_open then
@@ -298,10 +298,10 @@ local function has_its_turn(stands, of)
         return false
     end
     local is_free = key.count == 0 and key.rest <= now_ms
-    local is_straight = want.capacity == 1 and is_free and of and is_in_woken(of.s)
+    local has_had_turn = of and is_in_woken(of.s) and not (want.lane and is_capped(want))
     local turn = 'empty'
-    if not (overtakes or is_straight) then
-        turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands, of = of })
+    if not (overtakes or (has_had_turn and want.capacity == 1 and is_free)) then
+        turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands, has_had_turn = has_had_turn })
     end
     return not (turn == 'closed' or opens(want))
 end

@@ -86,19 +86,35 @@ local function too_soon(want, mine)
     end
 end
 
--- Whether a want's lane has as many units as it may; one that has none may go, to be sure.
-local function is_capped(want)
-    local used = want.most and lane_used(noted_as(want.lane)) or 0
-    return used > 0 and used + needed(want) > want.most
+-- Returns the most units that a want's lane may have, if not any number, and when (ms) an operator's limit ends.
+local function most_for(want)
+    local limit = lane_limits()[want.lane]
+    if limit then
+        return limit.capacity, limit.ends
+    end
+    return want.most
+end
+
+-- Whether a want's lane has as many units as it may, without its own grant; one that has none may go, to be sure.
+local function is_capped(want, mine)
+    local most = most_for(want)
+    if not most or most == 0 then
+        return most == 0
+    end
+    local used = lane_used(noted_as(want.lane)) - (mine and mine.units or 0)
+    return used > 0 and used + needed(want) > most
 end
 
 local function capped(want, mine)
-    return not mine and is_capped(want) and first_rest_end() or nil
+    if not mine and is_capped(want) then
+        local most, ends = most_for(want)
+        return math.min(most == 0 and NEVER or first_rest_end(), ends or NEVER)
+    end
 end
 
 local function keeps_out(want, mine)
     local at = held_alone(want, mine) or paused() or resting() or taken(want, mine) or full(want, mine)
-    return at or (want.most and capped(want, mine))
+    return at or (want.lane and capped(want, mine))
 end
 
 -- Returns nothing if a request is admitted now, else when (ms) it will be.
@@ -107,8 +123,9 @@ local function opens(want, mine)
 end
 
 -- Whether a request that is not admitted before `at` waits for time alone, or for the end of a pause.
-local function waits_for_time(at)
-    return at ~= nil and (at < NEVER or (not key.alone and limit_now().capacity == 0))
+local function waits_for_time(at, want)
+    local is_paused = not key.alone and (limit_now().capacity == 0 or (want.lane and most_for(want) == 0))
+    return at ~= nil and (at < NEVER or is_paused)
 end
 
 local function in_ms(at)
@@ -145,6 +162,10 @@ local function claim_opens(grant, want)
     local of = limit_now().capacity
     if not at and of and want.capacity ~= 1 and exceeds(of, want, grant) then
         at = limit_now().ends or NEVER
+    end
+    local limit = want.lane and lane_limits()[want.lane]
+    if not at and limit and is_capped(want, grant) then
+        at = limit.ends or NEVER
     end
     return at
 end

@@ -32,7 +32,7 @@ local RESTING = 'z'
 -- Flags, after the stage.
 local AGAIN = 'a' -- another message of its run is in flight
 local STARTS = 's' -- a start is reserved for it
-local LANE = 'Z' -- then the lane, if only some units are for it, two capital letters for each byte
+local LANE = 'Z' -- then the lane of a shared grant, two capital letters for each byte
 local RECALLED = 'c' -- its holder is asked to leave; then `n` if by a newer call, and when (µs)
 
 local function reserved_owner(run)
@@ -533,7 +533,7 @@ local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     end
     local of = limit_now().capacity or want.capacity
     local grant = { owner = owner, run = run, units = needed(want), since = clock, flags = flags }
-    grant.flags = want.most and flags .. noted_as(want.lane) or flags
+    grant.flags = want.lane and flags .. noted_as(want.lane) or flags
     grant.ends, grant.stage, grant.place = math.ceil(now_ms + for_ms), stage, place
     grant.slot = first_slot(grant.units, of)
     refused = add_share(grant, of, is_first and token or nil) or (is_first and begin_lease(for_ms))

@@ -1,4 +1,4 @@
--- inspect.lua: report the state of a key. Changes nothing, except that it removes a limit that has ended.
+-- inspect.lua: report the state of a key. Changes nothing, except that it removes limits that have ended.
 -- KEYS lock queue tasks woken fence done rate lanes later calls
 -- ARGV [want]
 -- returns fields as JSON: owner, token, run, ttl_ms, and those below; unknown ones are empty
@@ -6,7 +6,7 @@
 -- oldest  arrival (µs) of the first waiter, if known; 0: no waiter
 -- woken   number of runs in flight
 -- task    the name of the task for which the key is reserved
--- limit   an operator's limit that has not ended (limits.lua)
+-- limit   an operator's limits that have not ended, one a line (limits.lua)
 -- starts  for each period in which starts are counted: limit, per (µs) and begun
 -- admits  whether a request with this want would be granted now
 -- later   number of deferred runs, the first of which joins the queue in due_ms; if there are many, runs
@@ -115,12 +115,6 @@ local function oldest_arrival()
     return member and integer(place + 1000 * ahead_in(want_of(member).text))
 end
 
-local function written_limit()
-    local written = field('limit') or ''
-    local ends_ms = tonumber(string.match(written, '^%S+ (%d+) ') or 0)
-    return (ends_ms == 0 or ends_ms > now_ms) and written or ''
-end
-
 read_clock()
 load('', '')
 local alone = key.alone
@@ -135,7 +129,8 @@ local ttl_ms = not alone and -2 or alone.ends < EXACT and math.floor(alone.ends 
 local first = first_waiter(true)
 local found = { owner = owner, token = key.token, run = alone and alone.run, ttl_ms = ttl_ms }
 found.waiting, found.oldest, found.woken = redis.call('ZCARD', QUEUE), oldest_arrival(), count_woken()
-found.task, found.limit, found.used = alone and task_name(alone), written_limit(), used
+limit_now() -- it removes those that have ended
+found.task, found.limit, found.used = alone and task_name(alone), field('limit') or '', used
 found.asked = alone and asked_of(alone)
 found.capacity, found.rest_ms, found.starts = key.capacity, math.max(0, math.ceil(key.rest - now_ms)), all_starts()
 local next_want = first and want_of(first) or ARGV[1] and want_in(ARGV[1])

@@ -12,7 +12,7 @@
 --        lane without waiters. c<tag> <lane>: one whose first waiter has to wait because the lane has as
 --        many units as it may
 --        l<lane> <mark>: the mark of a lane: t, i or c, and its tag
--- USES records grants
+-- USES records limits grants
 
 local PLAIN = 1000 -- added to the tag of a lane with share 1 for each unit
 local MOST_STALE = 1000 -- obsolete entries that are removed in one step
@@ -108,7 +108,7 @@ local function cap_turn()
     return turn ~= nil
 end
 
--- Has some lanes take their turns that are at their most: their holders may have died all at once.
+-- Has some lanes take their turns that are at their most and not paused: their holders may have died all at once.
 local function uncap_some()
     local found = between('c', 'd', 0, MOST_UNCAPPED)
     if #found == MOST_UNCAPPED then
@@ -116,7 +116,8 @@ local function uncap_some()
     end
     for _, entry in ipairs(found) do
         local mark, lane = string.match(entry, '^(c%d+) (.*)$')
-        if mark then
+        local limit = mark and lane_limits()[lane]
+        if mark and not (limit and limit.capacity == 0) then
             mark_lane(lane, mark, 't' .. string.sub(mark, 2))
         end
     end
@@ -196,9 +197,9 @@ local function dequeue(member, place, want_text)
     end
     local was_there = redis.call('ZREM', QUEUE, member) == 1
     if key.tasks.turn then
-        local lane, _, most = lane_in(want_text)
+        local lane = lane_in(want_text)
         redis.call('ZREM', LANES, place_entry(lane or '', place, member))
-        if most and not (key.turn and key.turn.lane == lane) then
+        if lane and not (key.turn and key.turn.lane == lane) then
             uncap(lane)
         end
     end

@@ -249,10 +249,11 @@ end
 -- Notes when the head of the queue will be admitted through time alone, if it is not admitted now.
 local function look_ahead(member, is_here)
     member = member or first_waiter()
-    local at = member and opens(want_of(member)) or nil
+    local want = member and want_of(member)
+    local at = want and opens(want) or nil
     local ms = in_ms(at)
     if at then
-        note_cause(member, waits_for_time(at))
+        note_cause(member, waits_for_time(at, want))
     end
     if ms then
         note_look(ms)
@@ -265,7 +266,7 @@ end
 -- lane has to.
 local function offer_to_blocked(member, place)
     local want = want_of(member)
-    if want.most and is_capped(want) then
+    if want.lane and is_capped(want) then
         return 'capped'
     elseif opens(want) then
         look_ahead(member)
@@ -323,7 +324,7 @@ local function offer_to_run(member, place)
     if held and not of.b then
         go(run, of, 'running', held.ends) -- a second delivery: others go first
         return 'gone'
-    elseif want.most and is_capped(want) then
+    elseif want.lane and is_capped(want) then
         return 'capped'
     elseif opens(want) then
         look_ahead(member)
@@ -335,12 +336,29 @@ local function offer_to_run(member, place)
     return wake(run, of, tonumber(place), want) and 'served' or 'closed'
 end
 
--- Notes when the first unit that rests is free, for lanes that are at their most.
-local function note_rest_end()
-    local ms = key.tasks.turn and in_ms(first_rest_end())
+-- Notes when time may admit more of a lane that is at its most.
+local function note_lanes(at)
+    local ms = key.tasks.turn and in_ms(at)
     if ms then
         note_look(ms)
     end
+end
+
+-- Returns when (ms) the first limit of a lane ends.
+local function first_lane_end()
+    local first = NEVER
+    for _, limit in pairs(lane_limits()) do
+        first = math.min(first, limit.ends or NEVER)
+    end
+    return first
+end
+
+-- Passes the lane of the head, which has as many units as it may. Returns gone, or closed if there are no lanes.
+local function pass_lane(head)
+    local most, ends = most_for(want_of(head))
+    note_cause(head, most == 0)
+    note_lanes(ends)
+    return cap_turn() and 'gone' or 'closed'
 end
 
 -- Serves waiters from the head of the queue, as many as are admitted. Stops at `me`: a waiter or run, or
@@ -357,21 +375,21 @@ local function hand_on(me)
         if not head then
             if key.tasks.turn then
                 end_lanes()
-                note_rest_end()
+                note_lanes(first_rest_end())
             end
             return 'empty'
         elseif is_mine and not (key.turn and is_capped(want_of(head))) then
             return 'here'
         elseif me and not key.tasks.turn and me.stands > 0 and me.stands < tonumber(place) then
             return 'here'
-        elseif me and key.tasks.turn and me.of and is_in_woken(me.of.s) then
-            return 'here' -- its lane has had this turn
+        elseif me and key.tasks.turn and me.has_had_turn then
+            return 'here'
         end
         local became = is_mine and 'capped' or run_of(head) and offer_to_run(head, place)
         became = became or offer_to_blocked(head, place)
         served = served + (became == 'served' and 1 or 0)
         if became == 'capped' then
-            became = cap_turn() and 'gone' or 'closed'
+            became = pass_lane(head)
         end
         if became == 'closed' or became == 'elsewhere' or key.alone then
             return 'closed'

@@ -17,7 +17,7 @@
 -- OFTEN look load known_number fetch_with_first fetch field run_of record read_grant grant_of reserved_owner
 -- OFTEN held_by note_completion may_come_again record_end note_end keep_ends keeps free vacate tidy hand_on
 -- OFTEN first_waiter want_in offer_to_run opens keeps_out held_alone paused resting taken full too_soon
--- OFTEN terms_for limit_now read_limit reserve grant_to grant_alone row_of integer claim_ms go dequeue
+-- OFTEN terms_for limit_now read_limits reserve grant_to grant_alone row_of integer claim_ms go dequeue
 -- OFTEN is_in_woken write_run wake send push follows_another answer
 
 local owner, run, ended, channel, destination, request = unpack(ARGV)

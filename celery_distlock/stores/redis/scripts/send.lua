@@ -174,8 +174,8 @@ local function update()
     local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+)'))
     local of = new_record()
     write_run(run, of, envelope) -- before all other writes: a full server may refuse it
-    if want.most then
-        uncap(want.lane)
+    if want.lane then
+        uncap(want.lane) -- it may request fewer units
     end
     take_identity(first_ms)
     local before_ms = tonumber(redis.call('ZSCORE', LATER, run))

@@ -12,7 +12,7 @@
 -- USES records grants limits rates gates runs answers queue calls
 -- OFTEN look read_clock load read_grant known_number fetch_with_first mend_lanes last_turn look_at_kept free
 -- OFTEN hand_on first_waiter offer_to_run run_of record field held_by want_in opens keeps_out held_alone paused
--- OFTEN limit_now read_limit resting taken full too_soon terms_for wake reserve reserved_owner claim_ms grant_to
+-- OFTEN limit_now read_limits resting taken full too_soon terms_for wake reserve reserved_owner claim_ms grant_to
 -- OFTEN grant_alone write_alone mint begin_lease integer go dequeue is_in_woken write_run send push
 -- OFTEN follows_another publish tidy free_forgotten look_at_rest reply named
 
@@ -182,6 +182,9 @@ if has_more then
     look_at_times()
 end
 mend_lanes()
+if key.tasks.turn then
+    note_lanes(first_lane_end())
+end
 look_at_kept()
 free_forgotten()
 free()
@@ -189,6 +192,6 @@ look_at_rest()
 if has_more then
     strike_calls()
 end
-local is_limited = limit_now().capacity or limit_now().rates
-local waits = is_limited or redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS, LEAVING) > 0
+limit_now() -- it removes those that have ended
+local waits = field('limit') or redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS, LEAVING) > 0
 return reply({ waiting = waits and 1 or 0 })
