@@ -10,6 +10,7 @@ from celery_distlock.testing import EmbeddedServer
 LIBRARIES = (
     "celery",
     "redis",
+    "hiredis",
     "python-redis-lock",
     "pottery",
     "dramatiq",
