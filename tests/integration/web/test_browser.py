@@ -10,7 +10,7 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.values import ParkRequest, Want
+from celery_distlock.stores.values import ALONE, ParkRequest, Want
 from tests.integration.other_site import other_site
 from tests.waiting import wait_until
 
@@ -159,6 +159,17 @@ def test_several_holders_are_shown_and_one_of_them_is_released(shown, share, adm
     expect(shown.get_by_role("status")).to_contain_text("Released: shop.f[one] has lost tenant:7")
     assert [hold.who.owner for hold in admin.show("tenant:7").holds] == [second]
     expect(holders.get_by_role("listitem")).to_have_count(1)
+
+
+@pytest.mark.parametrize("want", [ALONE, Want(1, 5)], ids=["exclusive", "shared"])
+def test_a_holder_that_is_asked_to_leave_shows_when_and_by_what(shown, share, admin, want):
+    share("tenant:7", "one", want)
+    admin.recall("tenant:7")
+
+    details = choose(shown, "tenant:7")
+
+    expect(details.get_by_text("Asked to leave", exact=False)).to_be_visible()
+    expect(details.get_by_text(", by an operator", exact=False)).to_be_visible()
 
 
 def test_units_have_a_column_where_a_key_is_shared(shown, share, hold):
