@@ -29,6 +29,8 @@ from celery_distlock.testing import EmbeddedServer
 KEYS = 10_000, 100_000, 1_000_000
 CROWD = 100_000  # delayed calls, identities
 HOLDERS = 10_000
+WAITING = 100_000
+LANES = {"without lanes": 0, "in lanes of a hundred": 100, "in a lane each": 1}
 TURNS = 2_000
 SHARE = Want(1, 0)
 
@@ -103,14 +105,13 @@ def _crowd_row(
     took, swept = sweep(server, store)
     period, seconds = max(INTERVAL, (1 + REST) * took), 10.0 * scale
     ticked = ticking(server, store, seconds)
-    commands, _, cpu = _pair(server, store, SHARE if make is _share else ALONE)
+    pair = _pair(server, store, SHARE if make is _share else ALONE)
     _empty(server)
     figures = (
         Figure(swept.cpu * 1000, "ms", 1),
         Figure(swept.commands, "", 0),
         Figure(ticked.commands / seconds, "/s", 1),
-        Figure(cpu * 1e6, "µs", 0),
-        Figure(commands, "", 1),
+        *_cost(pair),
         Figure(memory, "bytes", 0) if size > 1 else "",
     )
     share = swept.cpu / period + ticked.cpu / seconds
@@ -144,15 +145,83 @@ def _share(store: RedisStore, size: int) -> None:
             pipeline.add(lambda share=share: store.acquire(share))
 
 
-def _pair(server: EmbeddedServer, store: RedisStore, want: Want) -> tuple[float, ...]:
+def _pair(server: EmbeddedServer, store: RedisStore, want: Want) -> Work:
     """Return the mean work for a request at the key of the crowd, and its release."""
+
+    def ask(number: int) -> None:
+        owner = f"another:{number}"
+        store.acquire(AcquireRequest("one", owner, 60.0, want=want))
+        store.release(ReleaseRequest("one", owner))
+
+    return _work_of(server, ask, range(TURNS))
+
+
+def queues(server: EmbeddedServer, scale: float) -> Iterator[Part]:
+    """Measure a key for which many wait, in lanes or not."""
+    size, turns = int(WAITING * scale), max(20, int(TURNS * scale))
+    found = {
+        name: _queue(server, size, each and size // each, turns) for name, each in LANES.items()
+    }
+    plain = found["without lanes"][0][0].cpu
+    rows = [
+        Row(
+            f"{size:,} {name}",
+            Figure(works[0].cpu / plain, at_most=1.15),
+            [*(figure for work in works for figure in _cost(work)), Figure(memory, "bytes", 0)],
+        )
+        for name, (works, memory) in found.items()
+    ]
+    columns = [
+        *("handed over and claimed", "commands", "one more call", "commands of it"),
+        *("sweep of the key", "commands of a sweep", "memory of each"),
+    ]
+    yield Part("queues", "Tasks that wait for one key", "CPU / without lanes", columns, rows)
+
+
+def _queue(
+    server: EmbeddedServer, size: int, lanes: int, turns: int
+) -> tuple[tuple[Work, ...], float]:
+    """Return the mean work for a hand-over, a call and a sweep, and the bytes of a waiter."""
+    store, before, owners = opened(server, "queue"), used_memory(server), ["holder"]
+
+    def want(number: int) -> Want:
+        return Want(lane=f"{number % lanes}") if lanes else ALONE
+
+    def send(number: int) -> None:
+        run = f"{number:032x}:0:0:0"
+        store.calls.send(SendRequest("one", run, MESSAGE, want(number)))
+
+    def hand_over(_: int) -> None:
+        run = store.release(ReleaseRequest("one", owners.pop())).wake.run
+        owners.append(f"owner:{run}")
+        number = int(run.partition(":")[0], 16)
+        store.acquire(AcquireRequest("one", owners[0], HOURS, run=run, want=want(number)))
+
+    store.acquire(AcquireRequest("one", *owners, HOURS))
+    with Pipeline(store) as pipeline:
+        for number in range(size):
+            pipeline.add(lambda number=number: send(number))
+    memory = (used_memory(server) - before) / size
+    works = (
+        _work_of(server, hand_over, range(turns)),
+        _work_of(server, send, range(size, size + turns)),
+        _work_of(server, lambda _: list(store.parking.wake_next("one")), range(turns)),
+    )
+    _empty(server)
+    return works, memory
+
+
+def _work_of(server: EmbeddedServer, call: Callable[[int], object], numbers: range) -> Work:
+    """Return the mean work for a call."""
     with server.client(socket_timeout=None) as client:
         before = Work.of(client)
-        for number in range(TURNS):
-            owner = f"another:{number}"
-            store.acquire(AcquireRequest("one", owner, 60.0, want=want))
-            store.release(ReleaseRequest("one", owner))
-        return _each(Work.of(client).since(before), TURNS)
+        for number in numbers:
+            call(number)
+        return _each(Work.of(client).since(before), len(numbers))
+
+
+def _cost(work: Work) -> tuple[Figure, Figure]:
+    return Figure(work.cpu * 1e6, "µs", 0), Figure(work.commands, "", 1)
 
 
 def one_key(server: EmbeddedServer, scale: float) -> Iterator[Part]:
@@ -179,14 +248,12 @@ def one_key(server: EmbeddedServer, scale: float) -> Iterator[Part]:
     yield Part("one_key", "What one core of a master does", "at most a second", columns, rows)
 
 
-def _each(work: Work, turns: int) -> tuple[float, ...]:
-    return tuple(number / turns for number in work)
+def _each(work: Work, turns: int) -> Work:
+    return Work(*(number / turns for number in work))
 
 
-def _rate(name: str, each: tuple[float, ...]) -> Row:
-    commands, scripts, cpu = each
-    figures = Figure(cpu * 1e6, "µs", 0), Figure(commands, "", 1), Figure(scripts, "", 1)
-    return Row(name, Figure(1 / cpu, "", 0), figures)
+def _rate(name: str, each: Work) -> Row:
+    return Row(name, Figure(1 / each.cpu, "", 0), [*_cost(each), Figure(each.scripts, "", 1)])
 
 
 def _empty(server: EmbeddedServer) -> None:

@@ -34,8 +34,8 @@ INTERVAL = 2.0  # seconds between sweeps, the default
 class Work(NamedTuple):
     """What a server has done: its commands and scripts, and seconds of CPU time."""
 
-    commands: int
-    scripts: int
+    commands: float
+    scripts: float
     cpu: float
 
     @classmethod

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distance import distance
 from figures import Part
-from growth import crowds, keys, one_key
+from growth import crowds, keys, one_key, queues
 from idle import idle
 from machine import describe
 from masters import masters
@@ -24,7 +24,8 @@ from run import shown
 from celery_distlock.testing import EmbeddedServer
 
 PARTS: dict[str, Callable[[EmbeddedServer, float], Iterable[Part]]] = {
-    measure.__name__: measure for measure in (keys, crowds, one_key, masters, idle, distance)
+    measure.__name__: measure
+    for measure in (keys, crowds, queues, one_key, masters, idle, distance)
 }
 
 
