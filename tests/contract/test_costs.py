@@ -323,6 +323,22 @@ def test_many_lanes_of_one_waiter_cost_little_more_than_a_queue_of_them(act, mor
     assert lanes_of_one.commands <= plain.commands + more
 
 
+def test_a_waiter_that_stays_the_next_one_is_not_written_again():
+    store, want = MemoryStore("memory://", "p"), Want(1, 2)
+    store._servers.server = server = CountingServer()
+    for number in range(2):
+        store.acquire(AcquireRequest("k", f"o{number}", 60.0, run=f"o{number}:0:0:0", want=want))
+    for number in range(3):
+        store.calls.send(SendRequest("k", f"r{number}:0:0:0", PARKED, want))
+    store.release(ReleaseRequest("k", "o0", "o0:0:0:0", Completion.YES))
+    server.commands = 0
+
+    claim = AcquireRequest("k", "o2", 60.0, run="r0:0:0:0", redelivered=True, want=want)
+    assert store.acquire(claim).status is Status.GRANTED
+
+    assert server.commands <= 13
+
+
 @pytest.mark.parametrize("lane", ["a", ""])
 def test_a_page_of_a_lane_costs_few_commands(lane):
     store = MemoryStore("memory://", "p")

@@ -124,7 +124,7 @@ end
 
 -- Whether a request that is not admitted before `at` waits for time alone, or for the end of a pause.
 local function waits_for_time(at, want)
-    local is_paused = not key.alone and (limit_now().capacity == 0 or (want.lane and most_for(want) == 0))
+    local is_paused = not key.alone and (limit_now().capacity == 0 or (want.lane ~= nil and most_for(want) == 0))
     return at ~= nil and (at < NEVER or is_paused)
 end
 
