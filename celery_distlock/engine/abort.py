@@ -115,16 +115,7 @@ class Guard:
         """Raise nothing from now on; return whether something still was raised."""
         with self._mutex:
             self._armed = False
-        late = self._deliver is not None and bool(self._deliver.finish())
-        thread = threading.get_ident()
-        if _innermost.get(thread) is self:
-            if self.outer is None:
-                del _innermost[thread]
-            else:
-                _innermost[thread] = self.outer
-        if self._ended is not None:
-            self._ended.set()
-        return late
+        return self._deliver is not None and bool(self._deliver.finish())
 
     def _ending(self, error: BaseException) -> BaseException:
         """
@@ -148,9 +139,19 @@ class Guard:
         return ending
 
     def _leave(self, late: bool) -> None:
-        """Restore the outer guard's callback; pass on a recall that came too late."""
+        """Restore the outer guard; pass on a recall that came too late."""
         for hold, outer in self._before.items():
             hold.on_interrupted = outer
+        thread = threading.get_ident()
+        if _innermost.get(thread) is self:
+            if self.outer is None:
+                del _innermost[thread]
+            else:
+                _innermost[thread] = self.outer
+        if self._ended is not None:
+            self._ended.set()
+        if self._armed:  # the interruption was raised where `_disarm` began
+            self._disarm()
         is_told = self._is_told(late) or self._cancelled is not None
         if isinstance(self._due, RecalledError) and not is_told:
             for hold, outer in self._before.items():

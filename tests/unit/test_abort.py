@@ -135,6 +135,8 @@ def be_struck(striker: Striker, kind: Kind, errors: list[str], *, waits: bool) -
         errors.append(f"stray: {error!r}")
     if hold.on_interrupted is not None:
         errors.append("it still subscribed")
+    if threading.get_ident() in abort._innermost:
+        errors.append("its guard is still there")
 
 
 def in_thread(where: str, body: Callable[[], None]) -> None:
@@ -277,6 +279,38 @@ def test_a_recall_that_the_inner_of_two_guards_does_not_raise_the_outer_raises(w
         in_thread(where, be_struck_often)
 
     assert errors == []
+
+
+@pytest.mark.parametrize("part", ["_disarm", "finish"])
+@wheres
+@kinds
+def test_an_interruption_where_a_guard_ends_leaves_nothing(monkeypatch, kind, where, part):
+    hold = new_hold()
+    guard, raised = Guard((hold,)), []
+
+    def be_interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raised.append(part)
+        raise guard.interruption()
+
+    def work() -> None:
+        with contextlib.suppress(Interruption):
+            kind.strike(hold)
+            time.sleep(0.1)
+        owner = Guard if part == "_disarm" else type(guard._deliver)
+        monkeypatch.setattr(owner, part, be_interrupted)
+
+    def guarded() -> None:
+        with pytest.raises(kind.error):
+            guard.run(work)
+        raised.append(threading.get_ident() in abort._innermost)
+
+    in_thread(where, guarded)
+
+    assert raised == [part, False]
+    assert guard._ended is not None
+    assert guard._ended.is_set()
+    assert not guard._armed
 
 
 @kinds
