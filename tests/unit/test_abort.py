@@ -336,6 +336,25 @@ def test_a_recalled_body_is_not_told_again_by_what_it_calls():
     assert Guard((hold,)).run(clean_up) == "clean"
 
 
+def test_a_recall_that_an_inner_body_has_caught_is_not_raised_in_the_outer():
+    hold = new_hold()
+
+    def catch() -> str:
+        try:
+            hold.recall()
+            time.sleep(30)
+        except RecalledError:
+            return "caught"
+        return "late"
+
+    def work() -> str:
+        result = Guard((hold,)).run(catch)
+        work_for_a_moment()
+        return result
+
+    assert Guard((hold,)).run(work) == "caught"
+
+
 def test_a_body_that_ends_although_it_is_recalled_has_a_result():
     hold = new_hold()
 
@@ -356,14 +375,15 @@ def test_a_recalled_body_that_loses_its_lock_while_it_cleans_up_ends_with_the_lo
             hold.recall()
             time.sleep(60)
         finally:
-            cleaned_up.append(True)
+            cleaned_up.append("begun")
             hold.lose("test")
-            time.sleep(60)
+            time.sleep(30)
+            cleaned_up.append("ended")
 
     with pytest.raises(LockLostError):
         Guard((hold,)).run(work)
 
-    assert cleaned_up
+    assert cleaned_up == ["begun"]
 
 
 def test_a_recall_of_what_is_only_to_be_told_is_not_raised():
