@@ -245,6 +245,16 @@ class Lanes(Given):
         take(store, "k", "blocked", queue=waiter.inbox)
         assert runs_of(leave(store, "k", "blocked")) == ["r0"]
 
+    def test_blocked_waiters_have_one_turn_after_the_other(self, store: QueueStore) -> None:
+        take(store, "k", "holder")
+        waiters = [wait_for(store, "k", name) for name in ("one", "other")]
+        for number in range(2):
+            send(store, "k", f"r{number}", want=lane("a"))
+        assert leave(store, "k", "holder") == []
+        take(store, "k", "one", queue=waiters[0].inbox)
+
+        assert runs_of(leave(store, "k", "one")) == ["r0"]
+
     def test_one_that_gives_up_leaves_its_lane(self, store: QueueStore) -> None:
         take(store, "k", "holder")
         for number in range(3):
@@ -315,6 +325,9 @@ class Lanes(Given):
         line.send("b", lane("b", capacity=5), 6)
 
         assert line.running() == "aabbb"
+        line.end()
+        assert line.running() == "aabbb"
+        assert line.order[-1] == "a"
         assert line.to_the_end().count("a") == 6
         assert line.most_of("a") == 2
         assert store.inspect("k").waiting == 0
