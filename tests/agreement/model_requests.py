@@ -181,8 +181,8 @@ class RequestedKey(Key):
                 self.flights[request.run] = replace(
                     known, due=due, sent=0, has_come=True, is_put_off=True
                 )
+        grant.ends = max(0.0 if grant.is_reserved else grant.ends, self.now + LEASE)
         grant.owner, grant.run, grant.place = request.owner, request.run, 0.0
-        grant.ends = max(grant.ends, self.now + LEASE)
         self.grants[request.owner] = grant
         if asked:
             self.recall(request.run)
