@@ -40,7 +40,7 @@ def latest(rule: Latest, **options: Any) -> Any:
 STOP = Latest(running="stop")
 
 
-def work(self: Any, key: str, version: Any, seconds: float) -> Any:
+def work(self: Any, key: str, version: Any, seconds: float, cleans_up: float = 0.0) -> Any:
     """Work on *version*; what it notes has its token, so that an overlap shows."""
 
     def note(what: str) -> None:
@@ -53,6 +53,7 @@ def work(self: Any, key: str, version: Any, seconds: float) -> Any:
             time.sleep(0.005)
     except RecalledError:
         note("asked")
+        time.sleep(cleans_up)
         raise
     finally:
         note("end")

@@ -45,7 +45,8 @@ def test_the_last_call_runs_and_what_was_asked_to_leave_does_not_come_again(site
     chance = random.Random(seed)
     results = []
     for version in range(12):
-        results.append(site.tasks.preview.delay(key, version, chance.choice([0.05, 2.0, 20.0])))
+        seconds = chance.choice([0.05, 2.0, 20.0])
+        results.append(site.tasks.preview.delay(key, version, seconds, 1.0))
         time.sleep(chance.choice([0.0, 0.02, 0.3, 1.5]))
         if chance.random() < 0.4:
             kill_holder(site, key)
