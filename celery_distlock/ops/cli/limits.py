@@ -120,10 +120,10 @@ def pause_(
     as_json: bool,
 ) -> None:
     """
-    Stop new grants of KEY, or of one of its lanes; current holders are not affected.
+    Stop new grants of KEY, or of one of its lanes.
 
-    Each new task does what its policy says for a held key. A pause is a limit of 0. As for limit,
-    the exit status is 3 if the key had no holder, waiter or limit.
+    Holders are not affected. Each new task does what its policy says for a held key. A pause is a
+    limit of 0. As for limit, the exit status is 3 if the key had no holder, waiter or limit.
     """
     _set(obj, key, lane, 0, seconds, reason, idle=idle, as_json=as_json)
 
@@ -135,7 +135,7 @@ def pause_(
 @json_option
 def resume_(obj: CLIContext, key: str, *, lane: str | None, reason: str, as_json: bool) -> None:
     """
-    Remove the limit of KEY, or of one of its lanes, that limit or pause has set.
+    Remove a limit or a pause of KEY, or of one of its lanes.
 
     Waiters that fit are woken at once. The exit status is 1 if there was no limit.
     """
