@@ -41,13 +41,14 @@ class Ahead(Given):
     def test_those_that_are_as_far_ahead_keep_the_order_of_their_calls(
         self, store: QueueStore
     ) -> None:
-        line = Line(store)
-        line.send("h", ALONE)
-        line.send("n", ALONE)
-        for name in "abcdefgh":
-            line.send(name, ahead(8.0))
+        token = take(store, "k", "holder")
+        park(store, "k", "late:0:0:0", arrival=token + 900_000)  # all places follow it
+        for name in "hgfedcba":
+            send(store, "k", f"{name}:0:0:0", want=ahead(8.0))
 
-        assert line.to_the_end() == "habcdefghn"
+        runs = [waiter.run[0] for waiter in store.waiters("k")]
+
+        assert "".join(runs) == "hgfedcbal"
 
     def test_it_is_ahead_within_its_lane(self, store: QueueStore) -> None:
         line = Line(store)
