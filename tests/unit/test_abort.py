@@ -296,7 +296,8 @@ def test_an_interruption_where_a_guard_ends_leaves_nothing(monkeypatch, kind, wh
     def work() -> None:
         with contextlib.suppress(Interruption):
             kind.strike(hold)
-            time.sleep(0.1)
+            for _ in range(3000):
+                time.sleep(0.01)
         owner = Guard if part == "_disarm" else type(guard._deliver)
         monkeypatch.setattr(owner, part, be_interrupted)
 
