@@ -11,7 +11,10 @@ from celery_distlock import install
 
 WORKERS, PROCESSES = ("north", "south"), 4
 
-SCHEMA = "CREATE TABLE calls (queue TEXT, tenant TEXT, began_at REAL, ended_at REAL)"
+SCHEMA = """
+DROP TABLE IF EXISTS calls;
+CREATE TABLE calls (queue TEXT, tenant TEXT, began_at REAL, ended_at REAL);
+"""
 
 
 @dataclass(frozen=True)
