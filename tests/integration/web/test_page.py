@@ -148,8 +148,8 @@ def test_one_of_several_is_released_and_no_other(page_process, share, admin):
 
 
 def test_one_of_several_is_asked_to_leave_and_no_other(page_process, share, admin):
-    first, second = share("tenant:8", "one", Want(1, 5)), share("tenant:8", "two", Want(1, 5))
-    lock = page_process.find("tenant:8")
+    first, second = share("tenant:11", "one", Want(1, 5)), share("tenant:11", "two", Want(1, 5))
+    lock = page_process.find("tenant:11")
     asked = {"name": lock["name"], "token": lock["token"], "reason": "INC-8"}
 
     refused = page_process.post("/api/recall", asked)
@@ -157,14 +157,14 @@ def test_one_of_several_is_asked_to_leave_and_no_other(page_process, share, admi
     done = page_process.post("/api/recall", {**asked, "holder": first})
 
     assert (done.status_code, done.json()["lock"]["units"]) == (200, 2)
-    holds = [Ownership("tenant:8", owner, 60.0) for owner in (first, second)]
+    holds = [Ownership("tenant:11", owner, 60.0) for owner in (first, second)]
     outcomes = [outcome for outcome, _ in admin.store.renew(holds, 5.0)]
     assert outcomes == [RenewOutcome.RECALLED, RenewOutcome.RENEWED]
-    assert "recalled 'tenant:8', which 'shop.f[one] on" in page_process.log()
+    assert "recalled 'tenant:11', which 'shop.f[one] on" in page_process.log()
     one, two = page_process.get("/api/lock", name=lock["name"])["holds"]
     assert (one["asked"]["by"], two["asked"]) == ("an operator", None)
     assert abs(one["asked"]["at"] - time.time()) < 60
-    (action,) = admin.actions("tenant:8")
+    (action,) = admin.actions("tenant:11")
     assert (action.name, action.reason, action.owners) == ("recall", "INC-8", (first,))
     stale = page_process.post("/api/recall", {**asked, "token": "7", "holder": first})
     assert stale.status_code == 409
