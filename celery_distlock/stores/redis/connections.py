@@ -64,8 +64,6 @@ _SHUT_OVER_TLS = (
     "(immediately: a server does so if it wants another client certificate: ssl_certfile and"
     " ssl_keyfile)"
 )
-_TLS_ALERT = r'got "\x15"'  # hiredis reads it before the server hangs up
-_WANTS_TLS = "(it wants TLS: then its URL begins with rediss://)"
 _NO_TLS = "(if it can be reached, it may have no TLS: then its URL begins with redis://)"
 MUCH = 1_000_000  # bytes; no server has a lower limit for requests
 _TOO_MUCH = (
@@ -488,8 +486,7 @@ def _one_answer(connection: Connection) -> Any:
 
 def _no_redis(error: Exception) -> RedisConnectionError:
     """Return the error for answers that are not Redis': the request was not executed."""
-    text = f"not a Redis server ({str(error)[:200]})"
-    return NotRedisError(f"{text} {_WANTS_TLS}" if _TLS_ALERT in text else text)
+    return NotRedisError(f"not a Redis server ({str(error)[:200]})")
 
 
 def known(error: ResponseError) -> ResponseError:

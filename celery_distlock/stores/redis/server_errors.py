@@ -108,6 +108,8 @@ _DIAGNOSES: tuple[tuple[str, ...], ...] = (
         ),
     ),
     (r"invalid bulk length", "a message that was sent exceeds its setting 'proto-max-bulk-len'"),
+    # A TLS alert, which hiredis reads before the server hangs up.
+    (r'got "\\x15"', "it wants TLS: then its URL begins with rediss://"),
     (r"max number of clients", "its setting 'maxclients' limits the connections"),
 )
 
