@@ -681,9 +681,9 @@ def _terms(limit: Limit | None, lane: str | None) -> str:
     if limit is not None:
         words += [_many(limit.capacity, "unit")] if limit.capacity else []
         words += map(str, limit.rates)
-    if limit is not None and limit.until:
-        until = datetime.fromtimestamp(limit.until, UTC).isoformat(timespec="seconds")
-        words.append(f"until {until}")
+        if limit.until:
+            until = datetime.fromtimestamp(limit.until, UTC).isoformat(timespec="seconds")
+            words.append(f"until {until}")
     return ", ".join(words)
 
 
