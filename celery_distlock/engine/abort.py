@@ -26,6 +26,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
@@ -68,7 +69,7 @@ class Guard:
         self.again = False  # raise it again: Python dropped it, or it was deferred
         self._cancels = False  # whether a loop may have kept it, and its task is cancelled
         self._cancelled: Main | None = None  # that task, once it is cancelled
-        self._ended: threading.Event | None = None
+        self._sender: DaemonThread | None = None
         self._deliver: Any = None
         self.outer: Guard | None = None  # the guard around this one, in the same thread
         self._before: dict[Hold, Callable[[Hold], None] | None] = {}
@@ -143,13 +144,11 @@ class Guard:
         for hold, outer in self._before.items():
             hold.on_interrupted = outer
         thread = threading.get_ident()
-        if _innermost.get(thread) is self:
+        if self in _guards_here():  # perhaps not innermost: it may interrupt one that leaves
             if self.outer is None:
                 del _innermost[thread]
             else:
                 _innermost[thread] = self.outer
-        if self._ended is not None:
-            self._ended.set()
         if self._armed:  # the interruption was raised where `_disarm` began
             self._disarm()
         is_told = self._is_told(late) or self._cancelled is not None
@@ -188,11 +187,10 @@ class Guard:
             return
         self._due, self.again, self._cancelled = due, False, None
         _DropHook.install()
-        if self._ended is None:
-            self._ended = threading.Event()
-            thread = DaemonThread("distlock-abort", self._send_again)
+        if self._sender is None:
+            self._sender = DaemonThread("distlock-abort", self._send_again)
             with contextlib.suppress(RuntimeError):  # no thread can be started
-                thread.start()
+                self._sender.start()
         self._send()
 
     def _send(self) -> None:
@@ -201,8 +199,8 @@ class Guard:
         self._deliver.send()
 
     def _send_again(self) -> None:
-        assert self._ended is not None
-        while not self._ended.wait(AGAIN):
+        while self._armed:
+            time.sleep(AGAIN)
             with self._mutex:
                 if self._armed and self.again:
                     self.again, self._told = False, None

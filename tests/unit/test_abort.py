@@ -309,9 +309,37 @@ def test_an_interruption_where_a_guard_ends_leaves_nothing(monkeypatch, kind, wh
     in_thread(where, guarded)
 
     assert raised == [part, False]
-    assert guard._ended is not None
-    assert guard._ended.is_set()
-    assert not guard._armed
+    assert guard._sender is not None
+    guard._sender.join(60)
+    assert not guard._sender.is_alive()
+
+
+@wheres
+@kinds
+def test_a_guard_that_interrupts_the_inner_one_where_it_leaves_removes_both(
+    monkeypatch, kind, where
+):
+    outer, inner, left = new_hold(), Guard((new_hold(),)), []
+
+    def strike(guard: Guard, late: bool) -> None:
+        monkeypatch.undo()
+        kind.strike(outer)
+        for _ in range(100_000):
+            do_nothing()
+        guard._leave(late)
+
+    def work() -> None:
+        monkeypatch.setattr(Guard, "_leave", strike)
+        inner.run(do_nothing)
+
+    def guarded() -> None:
+        with pytest.raises(kind.error):
+            Guard((outer,)).run(work)
+        left.append(abort._innermost.get(threading.get_ident()))
+
+    in_thread(where, guarded)
+
+    assert left == [None]
 
 
 @kinds
