@@ -270,6 +270,8 @@ def test_a_recall_that_the_inner_of_two_guards_does_not_raise_the_outer_raises(w
             errors.append("told twice")
         if len(told) != 1:
             errors.append(f"told {len(told)} times")
+        if threading.get_ident() in abort._innermost:
+            errors.append("a guard is still there")
 
     def be_struck_often() -> None:
         for _ in range(100):
