@@ -237,6 +237,19 @@ def test_an_update_that_is_repeated_is_answered_as_before(redis_url, prefix):
     assert another == b"changed"
 
 
+def test_a_send_that_is_repeated_after_its_run_has_ended_reserves_nothing(redis_url, prefix):
+    call = SendRequest("k", "run", ParkRequest(b"e"))
+    with closing(RedisStore(redis_url, prefix)) as store:
+        first = store.calls._ask_to_send("k", call, repeated=False)
+        store.acquire(AcquireRequest("k", "a", 30.0, run="run"))
+        store.release(ReleaseRequest("k", "a", "run", Completion.YES_AND_MAY_COME_AGAIN))
+
+        again = store.calls._ask_to_send("k", call, repeated=True)
+
+        assert (first, again) == (b"go", b"queued")
+        assert store.inspect("k").owner == ""
+
+
 def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):
     store = RedisStore(redis_url, prefix)
     store.acquire(AcquireRequest("k", "a", 30.0))

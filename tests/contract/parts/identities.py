@@ -97,6 +97,14 @@ class Identities(Given):
         assert store.calls.peek("k", "same") is None
         assert send(store, "k", "another", identity=Identity("same", 1.0)).sent is Sent.GO
 
+    def test_until_that_time_no_other_call_is_admitted(self, store: QueueStore) -> None:
+        send(store, "k", "run", identity=Identity("same", 30.0))
+        take(store, "k", "a", run="run", redelivered=True)
+        leave(store, "k", "a", run="run", completion=AGAIN)
+
+        assert send(store, "k", "second", identity=SAME) == SendReply(Sent.CHANGED)
+        assert send(store, "k", "other", identity=Identity("other")).sent is Sent.GO
+
     @pytest.mark.parametrize("end", ["cancel", "drop"])
     def test_a_run_that_is_struck_leaves_it(self, store: QueueStore, end: str) -> None:
         send(store, "k", "run", identity=Identity("same", "finished"))

@@ -29,10 +29,8 @@
 -- later  zset  deferred runs, by the time when they join the queue (ms; the fraction keeps their order);
 --              also runs that arrived earlier through the broker, until that time
 -- USES records grants limits rates gates runs answers queue calls
--- OFTEN look read_clock load known_number read_grant answer_free_key fetch answer_again answered record field
--- OFTEN held_by new_record write_run forget_ended grant_for grant_of reserved_owner joins_behind joins_at
--- OFTEN integer place_of new_place ahead_in go enqueue is_in_woken let_in hand_on answer grant_alone
--- OFTEN write_alone mint begin_lease
+-- OFTEN look load known_number read_grant fetch answer_again answered record field held_by grant_for grant_of
+-- OFTEN place_of new_place ahead_in enqueue let_in hand_on answer
 
 local ORDER_MS = 1 / 2048 -- between runs of the same ms; scores are that precise until 2109
 
@@ -55,8 +53,7 @@ local function forget_ended()
 end
 
 -- Returns the run's new record, with the state and place of the old one.
-local function new_record()
-    local before = record(run) or {}
+local function new_record(before)
     local of = { s = before.s, p = before.p, h = before.h, n = before.n, d = before.d, c = before.c, u = before.u }
     of.w = want.text ~= '' and want.text or nil
     of.t, of.q, of.i = task ~= '' and task or nil, sent_to, takes and identity or before.i
@@ -72,20 +69,22 @@ local function recall_earlier()
     end
 end
 
--- Reserves a key that has neither a holder nor a waiter.
+-- Reserves a key that has neither a holder nor a waiter. Returns the script's answer; nothing if the identity
+-- is taken for a time that has not passed. No run has it otherwise: the key has none.
 local function answer_free_key()
-    local is_free = not key.token and want.text == '' and not (request.delay_ms or repeated) and replaces ~= run
-    if not is_free or redis.call('EXISTS', QUEUE, TASKS) > 0 or (takes and taken_by(redis.call('HGET', CALLS, identity))) then
+    read_clock()
+    local entry = takes and redis.call('HGET', CALLS, identity)
+    if tonumber(string.match(entry or '', '^%d+') or 0) > now_ms then
         return nil
     end
-    key.runs[run] = false -- there are no records of runs
-    local token, refused = grant_alone(reserved_owner(run), run, CLAIM_MS, RESERVED, now, '')
+    local token, refused = write_alone(reserved_owner(run), run, CLAIM_MS, RESERVED, clock)
     if not token then
         return refused
     end
-    local of = new_record()
-    of.p, of.d = integer(now), PUSHES
-    go(run, of, 'woken', now_ms + UNSENT_MS, envelope)
+    local of = new_record({})
+    of.s, of.p, of.d = 'woken', clock, PUSHES
+    redis.call('ZADD', WOKEN, integer(now_ms + UNSENT_MS), run) -- as go() does it
+    write_run(run, of, envelope)
     forget_ended()
     if takes then
         take_identity()
@@ -172,7 +171,7 @@ end
 -- the new call has no delay.
 local function update()
     local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+)'))
-    local of = new_record()
+    local of = new_record(record(run) or {})
     write_run(run, of, envelope) -- before all other writes: a full server may refuse it
     if want.lane then
         uncap(want.lane) -- it may request fewer units
@@ -228,11 +227,13 @@ local function joins_behind()
     return due_ms == 0 and paced and some_have_come() and math.ceil(now_ms) or due_ms
 end
 
-look('', run)
-local told = answer_free_key()
+-- The most frequent case. It needs few of the functions.
+local is_plain = want.text == '' and not (request.delay_ms or repeated) and replaces ~= run
+local told = is_plain and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 and answer_free_key()
 if told then
     return told
 end
+look('', run)
 fetch('limit', 'turn', 'r:' .. run)
 told = takes and answer_identity() or answer_again()
 if told then
@@ -241,7 +242,7 @@ end
 if request.most and not request.delay_ms and is_full(run, request.most) then
     return reply(with_holder('full', a_holder()))
 end
-local of, due_ms = new_record(), joins_behind()
+local of, due_ms = new_record(record(run) or {}), (request.delay_ms or paced) and joins_behind() or 0
 if due_ms > 0 then
     of.s, of.u = 'later', paced or nil
 else
