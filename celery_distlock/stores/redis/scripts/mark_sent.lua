@@ -10,10 +10,10 @@
 -- USES records grants limits rates gates runs answers queue
 
 local run, again = unpack(ARGV)
-local of = record(run)
 if not redis.call('ZSCORE', WOKEN, run) then
     return 0
 end
+local of = record(run)
 -- NEVER REFUSED
 read_clock()
 local at_ms = now_ms
@@ -36,12 +36,13 @@ elseif again == '1' then
     end
 end
 redis.call('ZADD', WOKEN, 'XX', integer(at_ms), run)
-if again == '2' then
-    load('', run)
-    prune()
-    local reserved = grant_for(run)
-    if reserved and not want_in(of and of.w).is_strict then
-        free(reserved) -- for the next one; if it must be sent, the next sweep finds it
-    end
+if again ~= '2' then
+    return 1 -- before most functions are made
+end
+load('', run)
+prune()
+local reserved = grant_for(run)
+if reserved and not want_in(of and of.w).is_strict then
+    free(reserved) -- for the next one; if it must be sent, the next sweep finds it
 end
 return 1
