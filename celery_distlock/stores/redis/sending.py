@@ -50,10 +50,18 @@ class RedisCalls(Part, Calls):
         look = self._records.call(_IDENTITY, slot_name(key), identity)
         with self._silence.patience() as patience:
             found = self._requests.ask([look], key, patience).answers[0]
-        if found == b"{}":
+        if found is None:
             return None
         with self._requests.reading(_IDENTITY, found):
-            return _bearer(Fields.read(found))
+            run, where, marks, lasts_ms, *left_ms = found
+            return Bearer(
+                text(run),
+                Where(text(where)),
+                expires=left_ms[0] / 1000 if left_ms else math.inf,
+                silent=b"~" in marks,
+                fixed=b"=" in marks,
+                lasts=lasts_ms / 1000,
+            )
 
     def inherit(self, key: str, identity: Identity, run: str) -> None:
         lasts = _lasts(identity)
@@ -82,7 +90,10 @@ class RedisCalls(Part, Calls):
             _IDENTITIES, self._requests.ask([look], key).answers[0]
         ) as found:
             bearers = Fields.read(found).each("identities")
-            return {each.text("identity"): _bearer(each) for each in bearers}
+            return {
+                each.text("identity"): Bearer(each.text("run"), Where(each.text("where")))
+                for each in bearers
+            }
 
     def _ask_to_send(
         self, name: str, request: SendRequest, patience: float | None = None, *, repeated: bool
@@ -112,19 +123,6 @@ class RedisCalls(Part, Calls):
             every = [*calls, *beside] if send in calls else calls
             asked = self._requests.ask(every, request.key, patience)
         return asked.answers[calls.index(send)]
-
-
-def _bearer(told: Fields) -> Bearer:
-    """Return the identity's owner that identity.lua has reported."""
-    marks, expires = told.text("marks"), told.seconds("expires_ms")
-    return Bearer(
-        told.text("run"),
-        Where(told.text("where")),
-        expires=math.inf if expires is None else expires,
-        silent="~" in marks,
-        fixed="=" in marks,
-        lasts=told.number("lasts_ms") / 1000,
-    )
 
 
 def _told(identity: Identity | None) -> dict[str, Any]:
