@@ -333,7 +333,9 @@ def bounds(policy: Policy) -> Park:
     """Return how *policy* parks a task, if it does: how many may wait, and for how long."""
     if isinstance(policy, Wait):
         return bounds(resolve("Wait(then)", policy.then))
-    return Park(policy.max_waiting, policy.timeout) if isinstance(policy, Requeue) else UNBOUNDED
+    if isinstance(policy, Requeue) and (policy.max_waiting or policy.timeout):
+        return Park(policy.max_waiting, policy.timeout)
+    return UNBOUNDED
 
 
 def _check_bounds(given: Park | Requeue) -> None:

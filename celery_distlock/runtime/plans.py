@@ -156,6 +156,7 @@ class CallIdentity:
 
     def __init__(self, rule: KeyRule, by: KeyRule | None, *, all_are: bool) -> None:
         self._rule = rule
+        self._task = rule.task.replace("%", "%25").replace(":", "%3A")  # the first : ends it
         self._by = by
         self._all_are = all_are
 
@@ -170,7 +171,7 @@ class CallIdentity:
         Raises:
             LockKeyError: No identity can be made of these arguments.
         """
-        parts = [self._rule.task.replace("%", "%25").replace(":", "%3A")]  # the first : ends it
+        parts = [self._task]
         if self._by is None and not self._all_are:
             return slot_name(":".join([*parts, self._rule.digest(args, kwargs, receive)]))
         if self._by is not None:

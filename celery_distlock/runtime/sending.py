@@ -105,7 +105,7 @@ def _send(
 ) -> Any:
     """Let Celery publish *call* to a producer that hands the message to the store."""
     ours = {**options, "countdown": None, "eta": None, **more}
-    this = call if delay is None else replace(call, delay=delay)
+    this = call if delay is None else call._replace(delay=delay)
     with opened(this, identity, store_is_unreachable=unreachable, number=number) as through:
         return apply(**ours, producer=through)
 
@@ -156,8 +156,9 @@ def _call_of(
 
 def _bounds(plan: Plan, options: Mapping[str, Any]) -> Park:
     terms = bounds(plan.policy)
-    lets_in = _is_sent_by_celery(options) or any(map(options.get, HANGING))
-    return replace(terms, max_waiting=None) if lets_in else terms
+    if terms.max_waiting and (_is_sent_by_celery(options) or any(map(options.get, HANGING))):
+        return replace(terms, max_waiting=None)
+    return terms
 
 
 def _able_store(task: Task, plan: Plan, runtime: Runtime, key: Key) -> QueueStore:

@@ -4,8 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from kombu.serialization import dumps
 
@@ -32,8 +31,7 @@ __all__ = ["Call", "ChangedError", "StoreProducer"]
 _NONE = Identity("")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """
     One call, and where it is sent.
 
@@ -142,7 +140,7 @@ class StoreProducer:
         self._number = number
         self._is_sent = False
         self._is_over = False  # Celery's `apply_async` has returned
-        self._acquired = contextlib.ExitStack()
+        self._acquired: Any = None  # the context of the real producer
         self._producer: Any = None
         self._given = producer
         if connection is not None:
@@ -153,7 +151,9 @@ class StoreProducer:
 
     def __exit__(self, *exc_info: object) -> None:
         self._is_over, self._producer = True, None
-        self._acquired.__exit__(*exc_info)  # type: ignore[arg-type]
+        acquired, self._acquired = self._acquired, None
+        if acquired is not None:
+            acquired.__exit__(*exc_info)
 
     @property
     def _real(self) -> Any:
@@ -161,7 +161,8 @@ class StoreProducer:
         # it would wait for the pool, whose producers may be held by threads that wait for it.
         if self._producer is None:
             found = self._call.task.app.producer_or_acquire(self._given)
-            self._producer = self._acquired.enter_context(found)
+            self._producer = found.__enter__()
+            self._acquired = found
         return self._producer
 
     @property
@@ -218,7 +219,7 @@ class StoreProducer:
         serializer = how.pop("serializer", None) or self._real.serializer
         result = self._send(Content(*dumps(body, serializer=serializer)), how)
         self._is_sent = True
-        if self._call.task.app.conf.task_send_sent_event:
+        if self._producer is None and self._call.task.app.conf.task_send_sent_event:
             self._acquire_for_event()
         return result
 
