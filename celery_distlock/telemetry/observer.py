@@ -6,6 +6,7 @@ and the next holder waits. So it only queues the signal; a thread does the rest.
 """
 
 import logging
+import os
 import sys
 from collections import deque
 from typing import Any
@@ -23,6 +24,8 @@ from .counters import Counters
 logger = logging.getLogger(__name__)
 
 MOST = 100_000  # signals queued between two rounds; beyond that, the oldest are not counted
+
+_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ  # where the API looks for a provider
 
 _seen: deque[tuple[str, Any, Store, dict[str, Any]]] = deque(maxlen=MOST)
 
@@ -56,6 +59,9 @@ def is_traced() -> bool:
     if trace is None:
         return False
     provider = getattr(trace, "get_tracer_provider", None)  # another thread may be importing it
+    # Without one, that function looks for it in the environment, which takes longer than the rest.
+    if getattr(provider, "__globals__", {}).get("_TRACER_PROVIDER", trace) is None and not _NAMED:
+        return False
     proxy = getattr(trace, "ProxyTracerProvider", None)
     return provider is not None and proxy is not None and not isinstance(provider(), proxy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -138,3 +139,16 @@ def test_nothing_is_made_without_a_provider(request):
     request.getfixturevalue("spans")
 
     assert observer.is_traced()
+
+
+def test_a_provider_that_only_the_environment_names_is_found():
+    looks = """
+import opentelemetry.trace
+from celery_distlock.telemetry import observer
+print(observer.is_traced())
+"""
+    named = {**os.environ, "OTEL_PYTHON_TRACER_PROVIDER": "sdk_tracer_provider"}
+
+    ran = subprocess.run([sys.executable, "-c", looks], env=named, capture_output=True, check=True)
+
+    assert ran.stdout.strip() == b"True"
