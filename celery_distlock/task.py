@@ -15,7 +15,13 @@ from .runtime.app import Runtime
 from .runtime.current import Unlocked, hand_on, here, is_in_before_start, lease_of
 from .runtime.declaration import declared_names, detour, refuse_strategy
 from .runtime.execution import Execution
-from .runtime.message_facts import HEADER, receive_of_call, receive_of_request, without_ours
+from .runtime.message_facts import (
+    HEADER,
+    Received,
+    receive_of_call,
+    receive_of_request,
+    without_ours,
+)
 from .runtime.plans import UNSET, take_call_options
 from .runtime.repairs import at_former_key, drop_reservations
 from .runtime.requeueing import Postponed
@@ -210,13 +216,15 @@ class LockedTask(Sending):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock; the worker, ``apply()`` and direct calls all come here."""
-        nested = _note_call(self)
+        request = self.request
+        nested = _note_call(self, request)
         runtime = Runtime.of(self.app)
         plan = runtime.plan_of(self)
         keys: tuple[Key, ...] = ()
         if plan is not None and runtime.settings.enabled:
             try:
-                keys = plan.rule.keys(args, kwargs, receive_of_request(self, nested=nested))
+                receive = receive_of_request(self, request, nested=nested)
+                keys = plan.rule.keys(args, kwargs, receive)
             except Exception:
                 if not nested:
                     drop_reservations(self, runtime, ())
@@ -226,10 +234,11 @@ class LockedTask(Sending):
         def execution() -> Execution | Unlocked:
             if plan is None or not keys:
                 return Unlocked(self)
-            return Execution(self, plan, runtime.store, keys, nested=nested)
+            return Execution(self, request, plan, runtime, keys, nested=nested)
 
         try:
-            former = None if nested else at_former_key(self, runtime, plan, keys)
+            is_woken = Received.of(request).header.woken and not nested
+            former = at_former_key(self, runtime, plan, keys) if is_woken else None
             if former is not None:
                 return former.run(lambda: execution().run(body))
             return execution().run(body)
@@ -238,16 +247,16 @@ class LockedTask(Sending):
             raise postponed.with_traceback(None) from None
 
 
-def _note_call(task: LockedTask) -> bool:
+def _note_call(task: LockedTask, request: Context) -> bool:
     """
-    Note that the request of *task* has reached `LockedTask.__call__`.
+    Note that *request* of *task* has reached `LockedTask.__call__`.
 
     Returns:
         Whether the call is nested, that is, not the request's own: there is no request, a locked
         task runs in this thread, or one of the task's handlers (`before_start`, `on_success`,
         `after_return`) makes the call.
     """
-    request, running = task.request, here()
+    running = here()
     if request.called_directly or is_in_before_start(task):
         return True
     nested = running.in_a_body or request in running.called

@@ -22,7 +22,6 @@ import contextlib
 import ctypes
 import dis
 import functools
-import os
 import signal
 import sys
 import threading
@@ -32,9 +31,10 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from celery_distlock.errors import Interruption, LockLostError, RecalledError
+from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.process.threads import DaemonThread, eventlet_patched, gevent_patched
 
-from .hold import Hold, HoldState
+from .hold import LOST, Hold
 from .loops import Main, frame_of, task_beside, wake_loop
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Guard:
             self._before[hold], hold.on_interrupted = hold.on_interrupted, self._on_interrupted
             # Before the callback was set. A recall was raised in the code around this, if any.
             is_recalled = hold.recalled and self._before[hold] is None
-            if hold.state is HoldState.LOST or is_recalled:
+            if hold.state is LOST or is_recalled:
                 self._on_interrupted(hold)
 
     def _disarm(self) -> bool:
@@ -144,15 +144,16 @@ class Guard:
         for hold, outer in self._before.items():
             hold.on_interrupted = outer
         thread = threading.get_ident()
-        if self in _guards_here():  # perhaps not innermost: it may interrupt one that leaves
+        # Perhaps not innermost: it may interrupt one that leaves.
+        if _innermost.get(thread) is self or self in _guards_here():
             if self.outer is None:
                 del _innermost[thread]
             else:
                 _innermost[thread] = self.outer
         if self._armed:  # the interruption was raised where `_disarm` began
             self._disarm()
-        is_told = self._is_told(late) or self._cancelled is not None
-        if isinstance(self._due, RecalledError) and not is_told:
+        is_cancelled = self._cancelled is not None
+        if isinstance(self._due, RecalledError) and not (is_cancelled or self._is_told(late)):
             for hold, outer in self._before.items():
                 if outer is not None:
                     outer(hold)
@@ -289,7 +290,7 @@ class _BySignal:
     """Delivers to the main thread."""
 
     is_certain = False  # whether what it sends is raised, unless `finish` reports otherwise
-    ready_in = 0  # the process in which the handler is in place
+    ready: "dict[int, _BySignal]" = {}  # by thread, once the handler is in place  # noqa: RUF012
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -433,22 +434,25 @@ def _by_eventlet(guard: Guard) -> _ByGreenlet:
 
 
 def _delivery(guard: Guard) -> _BySignal | _ByLoop | _ByAsyncException | _ByGreenlet:
+    thread = threading.get_ident()  # gevent's are others
+    if thread in _BySignal.ready:
+        return _BySignal.ready[thread]
     if gevent_patched():
         return _by_gevent(guard)
     if eventlet_patched():
         return _by_eventlet(guard)
     if threading.current_thread() is threading.main_thread() and _handles_signal():
-        return _BySignal()
+        return _BySignal.ready.setdefault(thread, _BySignal())
     return _ByLoop(guard) if LEAVES_MUTEXES else _ByAsyncException(guard)
 
 
 def _handles_signal() -> bool:
     """Whether this module handles the signal. A handler of other code stays in place."""
-    if _BySignal.ready_in != os.getpid():
-        handler = signal.getsignal(SIGNAL)
-        if handler in (signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(SIGNAL, _BySignal.handle)
-        elif handler is not _BySignal.handle:
-            return False
-        _BySignal.ready_in = os.getpid()
-    return True
+    handler = signal.getsignal(SIGNAL)
+    if handler in (signal.SIG_DFL, signal.SIG_IGN):
+        signal.signal(SIGNAL, _BySignal.handle)
+        return True
+    return handler is _BySignal.handle
+
+
+begin_anew(_BySignal.ready.clear, ForkStage.THREADS)

@@ -22,7 +22,7 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 
-from .hold import GLANCE, Hold, HoldState
+from .hold import ENDED, GLANCE, HELD, LOST, Hold, HoldState
 from .owners import held_here
 from .pending_releases import release_later
 from .shared_holds import SharedHolds
@@ -89,7 +89,8 @@ def acquire(
                 reply = ask(hold, park)
                 if waits and reply.status is Status.BUSY:
                     reply = wait_for(hold, deadline, ask, answered=True)
-            concluded = conclude(hold, reply, deadline if park is None else float("inf"))
+            until = deadline if park is None else float("inf")
+            concluded = conclude(hold, reply, until, at_once=not waits)
             if concluded is not None:
                 return concluded
     except BaseException:
@@ -98,11 +99,11 @@ def acquire(
         raise
 
 
-def conclude(hold: Hold, reply: Reply, deadline: float) -> Reply | None:
+def conclude(hold: Hold, reply: Reply, deadline: float, *, at_once: bool = False) -> Reply | None:
     """Return the caller's answer, once the waiter has left the queue; None: ask again."""
-    if hold.state is HoldState.HELD:
-        if defaults.shared_holds is not None:
-            defaults.shared_holds.record(hold)
+    if hold.state is HELD:
+        if not at_once or hold.terms.max_hold is not None:  # else it is recorded as held already
+            record(hold)
         return reply
     hold.end()
     if reply.status is not Status.GRANTED:
@@ -154,19 +155,10 @@ def erase(hold: Hold, owner: str | None = None) -> None:
 
 def ask(hold: Hold, queue: Inbox | ParkRequest | None) -> Reply:
     """Ask for the key once; begin to hold and to renew it if it is granted."""
-    reply = hold.store.acquire(
-        AcquireRequest(
-            hold.key,
-            hold.owner,
-            hold.terms.lease,
-            queue=queue,
-            run=hold.run,
-            redelivered=hold.redelivered,
-            retain=hold.retain,
-            arrival=hold.arrival,
-            want=hold.want,
-        )
-    )
+    key, lease, run = hold.key, hold.terms.lease, hold.run
+    # By their places: a named tuple takes longer by names.
+    more = hold.redelivered, hold.retain, hold.arrival, hold.want
+    reply = hold.store.acquire(AcquireRequest(key, hold.owner, lease, queue, run, *more))
     hold.arrival = reply.arrival or hold.arrival
     if hold.take(reply):
         watchdog(hold.store).watch(hold)
@@ -210,7 +202,7 @@ def give_back(
     rest: tuple[str, float] | None = None,
 ) -> HoldState:
     """Release *hold*, which was *before* and has ended, in the store; the key is free or rests."""
-    if before is HoldState.ENDED or hold.is_parents:
+    if before is ENDED or hold.is_parents:
         return before  # in a forked child, the hold is the parent's
     ours = True
     try:
@@ -232,11 +224,11 @@ def give_back(
             defaults.shared_holds.erase(hold.owner)
     finally:
         watchdog(hold.store).forget(hold)
-    if before is HoldState.HELD and not ours:
+    if before is HELD and not ours:
         late = "the store no longer knew it when it was given up"
         hold.find_lost(hold.why_lost(late, patience=GLANCE))
-        return HoldState.LOST
-    if before is HoldState.HELD:
+        return LOST
+    if before is HELD:
         hold.tell_released()
     return before
 

@@ -82,7 +82,9 @@ class HoldState(enum.Enum):
     ENDED = "ended"
 
 
-HELD = HoldState.HELD  # looking a member up in its class is slow in Python 3.11
+# Looking a member up in its class is slow in Python 3.11.
+NEW, HELD, LOST, ENDED = HoldState
+_GRANTED, _QUEUE = Status.GRANTED, Ability.QUEUE
 
 
 class Terms:
@@ -267,7 +269,7 @@ class Hold:
         self.label = label
         self.owner = new_owner(label)
         self._process = _process.value
-        self.state = HoldState.NEW
+        self.state = NEW
         self.token = 0
         self.arrival = 0  # when it joined the key's queue, by the store's clock
         self.own_channel: OwnChannel | None = None  # the channel of the worker that holds it
@@ -299,11 +301,11 @@ class Hold:
     def start_over(self) -> None:
         """Ask as a new owner, after a grant that came too late: that one is being released."""
         self.owner = new_owner(self.label)
-        self.state = HoldState.NEW
+        self.state = NEW
 
     def take(self, reply: Reply) -> bool:
         """Begin to hold what *reply* granted; false if it granted nothing, or came too late."""
-        if reply.status is not Status.GRANTED:
+        if reply.status is not _GRANTED:
             self._waited_for = reply.waits_for
             return False
         now = clock.monotonic()
@@ -498,7 +500,7 @@ class Hold:
         with self._mutex:
             if self.state is not HELD:
                 return
-            self.state = HoldState.LOST
+            self.state = LOST
             self._loss_reason = reason
             # A callback that is set later checks the state itself, or has a later grant.
             receiver = self.on_interrupted
@@ -526,7 +528,7 @@ class Hold:
 
     def interruption(self) -> Interruption | None:
         """Return the error that what runs under it must end with now; None: it goes on."""
-        if self.state is HoldState.LOST:
+        if self.state is LOST:
             return self.loss()
         if self.recalled and self.stops:
             return self.recall_error()
@@ -538,7 +540,7 @@ class Hold:
 
     def why_lost(self, otherwise: str, *, patience: float = 0.0) -> str:
         """Return the operator's action that took the key, by `Audit.why_lost`, or *otherwise*."""
-        if Ability.QUEUE not in self.store.abilities:
+        if _QUEUE not in self.store.abilities:
             return otherwise
         audit = QueueStore.of(self.store).audit
         return audit.why_lost(self.key, self.owner, patience) or otherwise
@@ -577,7 +579,7 @@ class Hold:
             StoreError: The store did not confirm it, or cannot do it for a shared key.
         """
         self.ensure_held()
-        if Ability.QUEUE not in self.store.abilities and self.want.alone:
+        if _QUEUE not in self.store.abilities and self.want.alone:
             self._rests_until = max(self._rests_until, clock.monotonic() + seconds)
         elif not QueueStore.of(self.store).units.rest(self.key, self.owner, seconds):
             self.lose(self.why_lost(GONE, patience=GLANCE))
@@ -603,13 +605,13 @@ class Hold:
     def started(self) -> bool | None:
         """Whether anything ran under the grant; None: the store counts no starts."""
         # An operator's rate counts, too.
-        counts = self.wanted.rate or Ability.QUEUE in self.store.abilities
+        counts = self.wanted.rate or _QUEUE in self.store.abilities
         return self.begun if counts else None
 
     def end(self) -> HoldState:
         """Stop holding, before the request to the store; return the state before."""
         with self._mutex:
-            before, self.state = self.state, HoldState.ENDED
+            before, self.state = self.state, ENDED
             return before
 
     def release_request(

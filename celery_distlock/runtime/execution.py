@@ -9,7 +9,7 @@ are several, where :mod:`.conflicts` applies the policy; :mod:`.requeueing` if i
 import concurrent.futures
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -30,7 +30,6 @@ from celery_distlock.errors import (
 )
 from celery_distlock.key import Key
 from celery_distlock.policies import Decision
-from celery_distlock.stores import Store
 from celery_distlock.stores.values import Completion, Status, WokenTask
 from celery_distlock.telemetry import events
 
@@ -57,18 +56,27 @@ class Execution:
     """
 
     def __init__(
-        self, task: Task, plan: Plan, store: Store, keys: tuple[Key, ...], *, nested: bool
+        self,
+        task: Task,
+        request: Any,
+        plan: Plan,
+        runtime: Runtime,
+        keys: tuple[Key, ...],
+        *,
+        nested: bool,
     ) -> None:
+        self._store = store = runtime.store
         ensure_able(store, keys, f"task {task.name}")
         self.task = task
-        self._store = store
         # The same order in all processes, so that no two wait for each other.
         in_order = tuple(sorted(keys, key=attrgetter("template")))
-        self._invocation = invocation = Invocation(task, plan, store, in_order, nested=nested)
+        self._invocation = invocation = Invocation(
+            task, request, plan, store, in_order, nested=nested
+        )
         if invocation.has_message:
             received = invocation.received
             events.set_source(task.app, received.events)
-            Runtime.of(task.app).relay.own_address = received.delivery_address
+            runtime.relay.own_address = received.delivery_address
         self._completion = Completion.NO  # whether it is over, as the store learns at the release
         # By the keys that are kept for the next attempt: its execution id, and for how many seconds
         self._keep_for: dict[str, tuple[str, float]] = {}
@@ -288,9 +296,15 @@ class Execution:
             self._invocation.report.error(words, kind=type(result).__qualname__)
 
 
+@lru_cache(maxsize=64)  # to compare with abstract classes takes long
+def _can_be_pending(kind: Any) -> bool:
+    return issubclass(kind, _PENDING)
+
+
 def is_pending(result: Any) -> bool:
     """Whether *result* is work that has not ended: a coroutine, a generator, a future."""
-    if not issubclass(type(result), _PENDING):
+    kind: Any = type(result)
+    if not _can_be_pending(kind):
         return False
     done = getattr(result, "done", None)
     return not (callable(done) and done())

@@ -1,6 +1,7 @@
 """One call of a locked task, by a message or by other code, with the facts about it."""
 
 import time
+from typing import Any
 
 from celery_distlock import clock, policies
 from celery_distlock.engine.hold import Hold
@@ -51,9 +52,15 @@ class Invocation:
     """
 
     def __init__(
-        self, task: Task, plan: Plan, store: Store, keys: tuple[Key, ...], *, nested: bool
+        self,
+        task: Task,
+        request: Any,
+        plan: Plan,
+        store: Store,
+        keys: tuple[Key, ...],
+        *,
+        nested: bool,
     ) -> None:
-        request = task.request
         self.task = task
         self.plan = plan
         self.store = store
@@ -135,7 +142,7 @@ class Invocation:
     @property
     def receive(self) -> Receive | None:
         """The conversion of an argument to what a worker would receive; None: it was received."""
-        return receive_of_request(self.task, nested=self.nested)
+        return receive_of_request(self.task, self.request, nested=self.nested)
 
     def _header_that_came(self) -> LockHeader:
         """Return its lock header, marked as returned if the broker has delivered it before."""

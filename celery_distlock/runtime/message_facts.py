@@ -348,16 +348,15 @@ def receive_of_call(task: Task, options: Mapping[str, Any] | None = None) -> Rec
     return lambda value: other(one(value))
 
 
-def receive_of_request(task: Task, *, nested: bool = False) -> Receive | None:
+def receive_of_request(task: Task, request: Any, *, nested: bool = False) -> Receive | None:
     """
-    Return the same function for the arguments of *task*; None: they have been received already.
+    Return the same function for *request* of *task*; None: its arguments have been received.
 
     A *nested* call is one by other code, though *task* has a request with a message.
     """
-    request, own = task.request, str(task.serializer)
     if not (nested or request.called_directly or request.is_eager):
         kind = Received.of(request).content_type
-        if kind in PLAIN_CONTENT or kind == _content_type(own):
+        if kind in PLAIN_CONTENT or kind == _content_type(str(task.serializer)):
             return None
     return receive_of_call(task)
 

@@ -63,7 +63,7 @@ def at_former_key(
     drop_reservations(task, runtime, (*keys, former))
     settings = replace(plan.settings, on_failure="release", on_lost="abort", hold_on_retry=False)
     as_parked = replace(plan, settings=settings, policy=Requeue(), unique=None)
-    return Execution(task, as_parked, runtime.store, (former,), nested=False)
+    return Execution(task, task.request, as_parked, runtime, (former,), nested=False)
 
 
 def _key_as_parked(store: Store, name: str, run: str) -> Key:
@@ -159,7 +159,8 @@ def _free_kept_keys(task: Task, runtime: Runtime, plan: Plan, ended: Mapping[str
     """Free the keys that the previous attempt kept for this one, which did not claim them."""
     run = execution_id(task.request.__dict__, Received.of(task.request).header)
     try:
-        keys = plan.rule.keys(ended["args"], ended["kwargs"], receive_of_request(task))
+        receive = receive_of_request(task, task.request)
+        keys = plan.rule.keys(ended["args"], ended["kwargs"], receive)
     except Exception:  # noqa: BLE001  # the task has probably failed with this error already
         return
     for key in keys:
@@ -169,7 +170,8 @@ def _free_kept_keys(task: Task, runtime: Runtime, plan: Plan, ended: Mapping[str
 
 def _wants_a_key(task: Task, plan: Plan, ended: Mapping[str, Any]) -> bool:
     try:
-        return bool(plan.rule.keys(ended["args"], ended["kwargs"], receive_of_request(task)))
+        receive = receive_of_request(task, task.request)
+        return bool(plan.rule.keys(ended["args"], ended["kwargs"], receive))
     except Exception:  # noqa: BLE001  # its body may have changed them
         return True
 

@@ -68,13 +68,10 @@ class Report:
             return
         if logger.isEnabledFor(logging.DEBUG) and name in _DEBUG_LINES:
             self._log(logging.DEBUG, _DEBUG_LINES[name], facts)
-        self._send(name, facts)
+        signals.send(name, self._task, self._store, task_id=self._task_id, **facts)
 
     def _interrupted(self, name: str, facts: dict[str, Any]) -> None:
         self._log(*_INTERRUPTIONS[name], facts)
-        self._send(name, facts)
-
-    def _send(self, name: str, facts: dict[str, Any]) -> None:
         signals.send(name, self._task, self._store, task_id=self._task_id, **facts)
 
     def conflict(self, headers: Mapping[str, Any], key: str, reply: Reply) -> None:

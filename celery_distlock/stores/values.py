@@ -55,6 +55,8 @@ UNREADABLE = -1  # the token of a holder whose record was damaged by another pro
 class Ability(enum.Enum):
     """What a store can do beyond a plain lock. Policies declare which of these they need."""
 
+    __hash__ = object.__hash__  # Enum's is a Python function, and each release comes here
+
     SHARE = "be seen by other processes"
     RECOGNISE = "recognise a task that has ended when its message comes again"
     SEVERAL = "let several hold a key"

@@ -763,3 +763,15 @@ def test_a_search_for_a_frame_prevents_garbage_collection_during_another(monkeyp
 
     assert collects == [False]
     assert gc.isenabled()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # other tests' threads do not matter here
+def test_a_forked_child_looks_again_for_its_main_thread():
+    Guard((new_hold(),)).run(lambda: None)
+    assert threading.get_ident() in abort._BySignal.ready
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(abort._BySignal.ready))
+
+    assert os.waitpid(pid, 0)[1] == 0

@@ -61,7 +61,7 @@ def by_message(task: Any, value: Any, serializer: str) -> list[str] | None:
     properties = Received(content_type=kind).attach_to({})
     task.push_request(called_directly=False, properties=properties)
     try:
-        keys = rule.keys((received,), {}, receive_of_request(task))
+        keys = rule.keys((received,), {}, receive_of_request(task, task.request))
     finally:
         task.pop_request()
     return [key.template for key in keys]
