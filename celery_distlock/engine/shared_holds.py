@@ -28,12 +28,14 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from json.encoder import encode_basestring_ascii as _quoted
+from operator import itemgetter
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from celery_distlock import clock
 from celery_distlock.keys import key_of, slot_name
 
-from .hold import Hold, HoldState, believed
+from .hold import NEW, Hold, believed
 
 PAGES = 512  # children at once that have a page; those of any other child are freed by their leases
 PAGE = 8192  # bytes
@@ -72,7 +74,9 @@ class _Head(ctypes.Structure):
         self.pid = pid  # last: a page with a pid is always clear
 
 
-_HALF = (PAGE - ctypes.sizeof(_Head)) // 2
+_HEAD = ctypes.sizeof(_Head)
+_HALF = (PAGE - _HEAD) // 2
+_Entry: TypeAlias = tuple[float, float | None, str]  # a lease, its limit, and a hold as JSON
 
 
 class OrphanedHold(NamedTuple):
@@ -112,7 +116,7 @@ class SharedHolds:
         self._page_of = 0  # the process that `_page` belongs to
         self._version = 0
         self._publishing = self._changed = False
-        self._entries: dict[str, OrphanedHold] = {}  # by owner
+        self._entries: dict[str, _Entry] = {}  # by owner
         self._renewed: dict[str, float] = {}  # until when, by owner
         self._alive: dict[int, tuple[int, int, float]] = {}  # by page: pid, version, since when
         self._tried: dict[int, float] = {}  # by page: when the parent last renewed
@@ -125,7 +129,7 @@ class SharedHolds:
         immediately or not at all. Then the entry usually need not change on the grant: to renew
         what an owner does not have does no harm.
         """
-        terms, early = hold.terms, at_once and hold.state is HoldState.NEW
+        terms, early = hold.terms, at_once and hold.state is NEW
         renewed = hold.renewable or (early and terms.watchdog and terms.max_hold is None)
         lease = terms.lease if renewed else 0.0
         limit = hold.held_since + terms.max_hold if renewed and terms.max_hold else None
@@ -133,10 +137,8 @@ class SharedHolds:
             self._take_page()
             hold.keeper = self if self._page is not None else None
             known = self._entries.get(hold.owner)
-            if known is None or (known.lease, known.limit) != (lease, limit):
-                name = slot_name(hold.key)  # which is short
-                entry = OrphanedHold(hold.store.identity, name, hold.owner, lease, limit)
-                self._change(hold.owner, entry)
+            if known is None or known[:2] != (lease, limit):
+                self._change(hold.owner, (lease, limit, _encode(hold, lease, limit)))
 
     def erase(self, owner: str) -> None:
         """Remove the entry of *owner*, after it was released."""
@@ -167,13 +169,14 @@ class SharedHolds:
         owners = enumerate(list(self._entries))
         return {owner: renewal.until for index, owner in owners if renewal.entries >> index & 1}
 
-    def _change(self, owner: str, entry: OrphanedHold | None) -> None:
+    def _change(self, owner: str, entry: "_Entry | None") -> None:
         """Write *entry* for *owner*; None: remove it."""
         seen = None
         # A signal handler may have written, and the parent renewed that.
         while seen != self._version:
             seen = self._version
-            self._save_renewals()
+            if self._page is not None and self._heads[self._page].renewal.until:
+                self._save_renewals()
         # No call in between: after one, a signal handler could write the new version's number with
         # the old entries.
         self._version = (self._version + 1) % 2**32
@@ -291,7 +294,8 @@ class SharedHolds:
         head = self._heads[self._page]
         half = 1 - head.current
         version = self._version  # before the entries: these may be newer, but not older
-        text = json.dumps(list(self._entries.values())).encode() if self._entries else b""
+        entries = map(itemgetter(2), list(self._entries.values()))  # a handler may change them
+        text = ",".join(entries).encode()
         if len(text) > _HALF:
             text = b""  # too much for a page: these are freed by their leases
         start = _start_of(self._page, half)
@@ -307,7 +311,7 @@ class SharedHolds:
 
 
 def _start_of(page: int, half: int) -> int:
-    return page * PAGE + ctypes.sizeof(_Head) + half * _HALF
+    return page * PAGE + _HEAD + half * _HALF
 
 
 def _make_file(size: int) -> BinaryIO:
@@ -336,8 +340,14 @@ def _fill(number: int, size: int) -> None:
         os.pwrite(number, bytes(size), 0)
 
 
+def _encode(hold: Hold, lease: float, limit: float | None) -> str:
+    """Return the JSON of an `OrphanedHold`, with the name of its key, which is short."""
+    texts = ",".join(map(_quoted, (hold.store.identity, slot_name(hold.key), hold.owner)))
+    return f"[{texts},{lease},{'null' if limit is None else limit}]"
+
+
 def _decode(written: bytes) -> list[OrphanedHold]:
-    entries = json.loads(written or b"[]")
+    entries = json.loads(b"[%b]" % written)
     return [OrphanedHold(store, key_of(name), *others) for store, name, *others in entries]
 
 
