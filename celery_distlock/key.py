@@ -21,7 +21,7 @@ class _Unsaid(int):
 UNSAID = _Unsaid(1)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)  # without slots, which `of` would have to set one by one
 class Key:
     """
     A key and the amount to take; a plain text is a key that every caller wants exclusive.
@@ -71,7 +71,7 @@ class Key:
         is_said = self.capacity is not UNSAID
         if not is_said:
             object.__setattr__(self, "capacity", 1)
-        given: Mapping[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        given: Mapping[str, Any] = vars(self).copy()
         if not isinstance(given["template"], str) or not self.template:
             raise ConfigurationError(f"Key() takes a non-empty text, not {self.template!r}")
         object.__setattr__(self, "template", str.__str__(self.template))  # the value of an enum
@@ -169,11 +169,9 @@ class Key:
     def of(self, text: str, order: Order | None = None) -> Self:
         """Return the same terms for the key *text*, and for *order*."""
         made = object.__new__(type(self))  # the rest was checked before, and each call comes here
-        for name in self.__slots__:
-            object.__setattr__(made, name, getattr(self, name))
-        object.__setattr__(made, "template", text)
+        vars(made).update(vars(self), template=text)
         if order is not None:
-            object.__setattr__(made, "order", order)
+            vars(made)["order"] = order
         return made
 
     def at_most(self, rate: Rate) -> Self:

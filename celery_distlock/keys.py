@@ -370,6 +370,7 @@ def _probe(signature: inspect.Signature, names: Iterable[str]) -> tuple[list[Any
 _ESCAPED = {c: f"%{ord(c):02X}" for c in "{}%"} | {chr(c): f"%{c:02X}" for c in (*range(33), 127)}
 _ESCAPED |= {chr(c): f"%u{c:04X}" for c in range(0xD800, 0xE000)}  # surrogates have no UTF-8
 _ESCAPES = str.maketrans(_ESCAPED)
+_UNSAFE = re.compile(f"[{re.escape(''.join(_ESCAPED))}]")
 
 
 class Name(str):
@@ -391,7 +392,7 @@ def slot_name(key: str) -> str:
 
 @functools.lru_cache(maxsize=64)  # a task asks for the same key several times in a row
 def _slot_name(key: str) -> str:
-    name = key.translate(_ESCAPES)
+    name = key.translate(_ESCAPES) if _UNSAFE.search(key) else key
     if len(name) <= SLOT_NAME_LENGTH and not _HASHED.fullmatch(key):
         return name
     tail = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

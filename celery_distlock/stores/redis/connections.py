@@ -149,22 +149,32 @@ def script_call(script: scripts.Script, stems: tuple[str, ...], *arguments: Any)
 @functools.lru_cache(maxsize=256)
 def _script_head(script: scripts.Script, stems: tuple[str, ...]) -> tuple[bytes, bytes, int]:
     """Return the first name of the records that begin with *stems*, the head, and its words."""
+    first, names = _names(script.keys, stems)
+    evalsha, words = _evalsha(script, len(stems))
+    return first, evalsha + names, words
+
+
+@functools.lru_cache(maxsize=256)  # the same for several scripts
+def _names(records: tuple[str, ...], stems: tuple[str, ...]) -> tuple[bytes, bytes]:
+    """Return the first name of the *records* that begin with *stems*, and all of them, packed."""
     raw = [stem.encode("utf-8", "surrogateescape") for stem in stems]
-    form, words = _head_form(script, tuple(map(len, raw)))
-    head = form.format(*stems).encode("utf-8", "surrogateescape")
-    return raw[0] + script.keys[0].encode(), head, words
+    return raw[0] + records[0].encode(), b"".join(
+        [stem.join(_around(records, len(stem))) for stem in raw]
+    )
 
 
 @functools.lru_cache(maxsize=256)
-def _head_form(script: scripts.Script, lengths: tuple[int, ...]) -> tuple[str, int]:
-    """Return a head with a field for each stem, of these *lengths* in bytes, and its words."""
-    names = [
-        f"${length + len(record)}\r\n{{{number}}}{record}\r\n"
-        for number, length in enumerate(lengths)
-        for record in script.keys
-    ]
-    first = _packed("EVALSHA", script.sha, len(names)).decode()
-    return first + "".join(names), 3 + len(names)
+def _around(records: tuple[str, ...], length: int) -> list[bytes]:
+    """Return what is sent around a stem of *length* bytes, which is in each name."""
+    names = [f"${length + len(record)}\r\n\0{record}\r\n" for record in records]
+    return "".join(names).encode().split(b"\0")
+
+
+@functools.lru_cache(maxsize=256)
+def _evalsha(script: scripts.Script, stems: int) -> tuple[bytes, int]:
+    """Return the words before the names of the records, packed, and the number of all words."""
+    names = stems * len(script.keys)
+    return _packed("EVALSHA", script.sha, names), 3 + names
 
 
 def _packed(*words: Any) -> bytes:

@@ -16,7 +16,7 @@ from celery_distlock.stores.values import ALONE, UNREADABLE, Release, Reply, Sta
 
 from . import scripts
 from .answers import DIGITS, EXACT, Answer, text, together
-from .connections import Command, command, fields, milliseconds, script_call, time_left, trimmed
+from .connections import Command, command, fields, milliseconds, script_call, time_left
 from .request_runner import Answered
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Records:
     def __init__(self, prefix: str, replicas: int = 0) -> None:
         self.prefix = prefix
         self._replicas = replicas
-        self._stem = f"{prefix}:{{{{{{}}}}}}:".format
+        self._stem = f"{prefix}:{{"
         self._add = self.command("parked", "ZADD", "{}", 0)._replace(replicas=replicas)
 
     @property
@@ -48,13 +48,13 @@ class Records:
 
     def stem(self, name: str) -> str:
         """Return the prefix of a key's record names; all of them are in one slot."""
-        return self._stem(name)
+        return f"{self._stem}{name}}}:"
 
     def call(
         self, script: scripts.Script, name: str, *arguments: Any, confirmed: bool = False
     ) -> Command:
         """Return a call of *script* on a key's records."""
-        call = script_call(script, (self._stem(name),), *arguments)
+        call = script_call(script, (f"{self._stem}{name}}}:",), *arguments)
         return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
 
     def release(
@@ -65,10 +65,9 @@ class Records:
         if keep_for is not None:
             keep_run, keep_s = keep_for
             more.update(keep_run=keep_run, keep_ms=milliseconds(keep_s))
-        optional: Sequence[Any] = fields(**more)
-        if optional or channel[0]:
-            optional = trimmed(*channel, optional)
-        return self.call(RELEASE, slot_name(key), owner, run, completion._value_, *optional)
+        optional = fields(**more)
+        options = (*channel, optional) if optional else channel if channel[0] else ()
+        return self.call(RELEASE, slot_name(key), owner, run, completion._value_, *options)
 
     def call_at(self, script: scripts.Script, names: Sequence[str], *arguments: Any) -> Command:
         """Return a confirmed call of *script* on the records of several keys."""
