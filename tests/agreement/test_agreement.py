@@ -99,7 +99,7 @@ FOUND_BY_MODEL = {
     "kept messages": ("if keep and of and not of.b then", "if false then"),
     "forgotten ends": ("if was_parked or ended == '2' or again", "if ended == '2' or again"),
     "starts that were none": ("    F.refund(owner)\n", ""),
-    "turns of lanes": ("digits(tag + math.ceil(", "digits(tag + 0 * math.ceil("),
+    "turns of lanes": ("(tag + math.ceil(", "(tag + 0 * math.ceil("),
     "lanes at their most": ("used > 0 and used + F.needed(want) > most", "false"),
     "those ahead": ("place - 1000 * ahead_ms)", "place)"),
     "those not passed": ("F.lengthen(F.grant_for(run), STRICT_MS)", ""),

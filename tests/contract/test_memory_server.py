@@ -202,6 +202,25 @@ def test_members_with_one_score_are_found_by_their_text(both):
     both.ask(["ZLEXCOUNT", "other", "[a", "[b"])
 
 
+@pytest.mark.parametrize("many", [3, 300])
+def test_members_with_one_score_are_found_before_others_that_come_later_by_their_text(both, many):
+    both.begin()
+    waiters = [f"w{number:03}" for number in range(many)]
+    lanes = itertools.chain(*((str(many + 1 - number), f"y{number:03}") for number in range(many)))
+    both.ask(["ZADD", "k", "1", "x", *lanes])
+    bounds = [
+        how + text for how in ("[", "(") for text in ("v", waiters[1], waiters[-1], "w!", "wz")
+    ]
+
+    for members in ([], waiters):
+        if members:
+            both.ask(["ZADD", "k", *itertools.chain(*(("0", each) for each in members))])
+        for low, high in itertools.product(bounds, repeat=2):
+            both.ask(["ZLEXCOUNT", "k", low, high])
+            both.ask(["ZRANGE", "k", low, high, "BYLEX", "LIMIT", "0", "2"])
+            both.ask(["ZRANGE", "k", low, high, "BYLEX", "LIMIT", "1", "400"])
+
+
 @pytest.mark.parametrize(
     "refused",
     [

@@ -341,6 +341,30 @@ end,
     assert "'fff'" not in source
 
 
+def test_those_that_the_first_of_them_needs_are_made_with_it(write_script):
+    library = write_script(LIBRARY + MANY)
+    user = write_script(
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n-- OFTEN ff\n"
+        f"-- TOGETHER fff ff f g\n-- TOGETHER g f\n\nreturn {ALL}\n"
+    )
+
+    source = scripts.load(user).source
+
+    assert (
+        """if F_name == 'fff' then
+F_made = function()
+    return 1
+end
+F.f = function()
+    return 1
+end
+"""
+        in source
+    )
+    assert source.count("F.f = ") == 1
+    assert source.count("F.ff = ") == 0
+
+
 def test_an_unknown_function_that_is_needed_often_is_refused(write_script):
     library = write_script(LIBRARY + MANY)
     user = write_script(

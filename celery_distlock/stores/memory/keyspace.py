@@ -83,7 +83,7 @@ class SortedSet:
         return order[after(order, low, key=_score) : before(order, high, key=_score)]
 
     def lexical(self, low: bytes, low_open: bool, high: bytes, high_open: bool) -> Entries:
-        """Return the entries with members from *low* to *high*; all scores must be equal."""
+        """Return the entries with members from *low* to *high*; their scores must be equal."""
         order = self.order()
         after: Callable[..., int] = bisect.bisect_right if low_open else bisect.bisect_left
         before: Callable[..., int] = bisect.bisect_left if high_open else bisect.bisect_right

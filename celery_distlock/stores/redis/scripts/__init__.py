@@ -12,6 +12,7 @@ __all__ = ["Script", "load"]
 
 _HEADER = re.compile(r"^-- (KEYS|ARGV|USES)[ ]*(.*)$", re.MULTILINE)
 _OFTEN = re.compile(r"^-- OFTEN (.*)$", re.MULTILINE)  # functions that most calls of a script need
+_TOGETHER = re.compile(r"^-- TOGETHER (.*)$", re.MULTILINE)  # those that the first one needs
 # A full server refuses a script's first write, but not this one: it changes nothing.
 _NEVER_REFUSED, _FIRST_WRITE = "-- NEVER REFUSED\n", "redis.call('ZREM', KEYS[2], '')\n"
 # Beginnings of lines that continue the line before.
@@ -213,6 +214,7 @@ def _when_called(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
     often = [part for part in functions if part.names[0] in names]
     if unknown := names - {part.names[0] for part in often}:
         raise ValueError(f"{script}.lua has no such function: {', '.join(sorted(unknown))}")
+    functions = _with_others(script, functions, names)
     by_length: dict[int, list[_Part]] = {}
     for part in functions:
         if part.names[0] not in names:
@@ -221,6 +223,18 @@ def _when_called(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
     text = _WHEN_CALLED.format(often=_fields(often), choice=choice)
     yield _Part(text, frozenset(), tuple(part.names[0] for part in functions), True, "F")
     yield from statements
+
+
+def _with_others(script: str, functions: Sequence[_Part], often: set[str]) -> list[_Part]:
+    """Return the functions; the first of those that are made together makes the others, too."""
+    parts = {part.names[0]: part for part in functions}
+    for group in [found for each in _used(script) for found in _TOGETHER.findall(_text(each))]:
+        first, *others = group.split()
+        texts = [parts[name].text for name in others if name in parts.keys() - often]
+        if first in parts:
+            made = _FUNCTION.sub(r"F.\1 = function", "".join(texts))
+            parts[first] = parts[first]._replace(text=parts[first].text + made)
+    return list(parts.values())
 
 
 def _choice(by_length: Sequence[tuple[int, Sequence[_Part]]]) -> str:

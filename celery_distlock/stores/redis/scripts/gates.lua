@@ -1,6 +1,7 @@
 -- gates.lua: decides whether a request is admitted now, and if not, when time alone will admit it.
 -- KEYS lock queue tasks woken fence done rate lanes
 -- USES records limits grants rates lanes
+-- TOGETHER is_capped most_for lane_limits
 
 local NEVER = 1 / 0 -- not through time alone
 
@@ -14,10 +15,11 @@ local function want_in(text)
     local units, capacity, rest = string.match(text, '^(%d+)/(%d+)(.*)$')
     local want = { units = tonumber(units or 1), capacity = tonumber(capacity or 1), text = text }
     if rest and rest ~= '' then
-        local terms, strict, order = string.match(rest, '^/?([^+!@%s]*)%+?%d*(!?)(.*)$')
+        local form = '^/?([^+!@%s]*)%+?%d*(!?)@?(%d*):?(%d*)/?(%S*)$'
+        local terms, strict, share, most, lane = string.match(rest, form)
         want.terms, want.is_strict = terms ~= '' and terms or nil, strict == '!'
-        if order and order ~= '' then
-            want.lane, want.share, want.most = lane_in(order)
+        if share and share ~= '' then -- in thousandths
+            want.lane, want.share, want.most = lane, tonumber(share), tonumber(most)
         end
     end
     return want
@@ -114,7 +116,7 @@ end
 
 local function keeps_out(want, mine)
     local at = held_alone(want, mine) or paused() or resting() or taken(want, mine) or full(want, mine)
-    return at or (want.lane and capped(want, mine))
+    return at or (want.lane and (want.most or key.limits.lanes[want.lane]) and capped(want, mine) or nil)
 end
 
 -- Returns nothing if a request is admitted now, else when (ms) it will be.
@@ -163,7 +165,7 @@ local function claim_opens(grant, want)
     if not at and of and want.capacity ~= 1 and exceeds(of, want, grant) then
         at = limit_now().ends or NEVER
     end
-    local limit = want.lane and lane_limits()[want.lane]
+    local limit = want.lane and key.limits.lanes[want.lane]
     if not at and limit and is_capped(want, grant) then
         at = limit.ends or NEVER
     end

@@ -32,7 +32,9 @@ local RESTING = 'z'
 -- Flags, after the stage.
 local AGAIN = 'a' -- another message of its run is in flight
 local STARTS = 's' -- a start is reserved for it
+local LANED = 'l' -- it was exclusive, for a request with a lane
 local LANE = 'Z' -- then the lane of a shared grant, two capital letters for each byte
+local IN_LANE = '[lZ]' -- LANED or LANE
 local RECALLED = 'c' -- its holder is asked to leave; then `n` if by a newer call, and when (µs)
 
 local function reserved_owner(run)
@@ -549,7 +551,7 @@ end
 
 local function grant_to(owner, run, for_ms, want, stage, place, flags)
     if want.capacity == 1 then
-        return grant_alone(owner, run, for_ms, stage, place, flags)
+        return grant_alone(owner, run, for_ms, stage, place, want.lane and flags .. LANED or flags)
     end
     return grant_shared(owner, run, for_ms, want, stage, place, flags)
 end

@@ -5,26 +5,32 @@
 -- tasks  turn: the tag of the last start, while a waiter has asked for a lane. Then each waiter is in a
 --        lane: in the lane '' if it has asked for none. While the index lacks earlier waiters, also the
 --        place up to which the queue is in it, and the number of waiters at that place that are
--- lanes  zset, all with score 0: an index of the queue. Lanes have no blanks, tags and places 16 digits.
---        s: it was begun with the first waiter of the queue, and not evicted since
---        w<lane> <place><member>: a waiter; obsolete if that is not its place in the queue
---        t<tag> <lane>: a lane with waiters; the one with the lowest tag has its turn. i<tag> <lane>: a
---        lane without waiters. c<tag> <lane>: one whose first waiter has to wait because the lane has as
---        many units as it may
---        l<lane> <mark>: the mark of a lane: t, i or c, and its tag
+-- lanes  zset: an index of the queue. Lanes have no blanks, places 16 digits. What has a higher score comes
+--        later by name, too, except for the lanes: so ranges of waiters by name are complete.
+--        w<lane> <place><member>, score 0: a waiter; obsolete if that is not its place in the queue
+--        x, score 1: it was begun with the first waiter of the queue, and not evicted since
+--        y<lane>, score its tag: a lane with waiters; the one with the lowest tag has its turn. Its tag and
+--        CAPPED: one whose first waiter has to wait because the lane has as many units as it may. Its tag and
+--        IDLE: one without waiters
 -- USES records limits grants
+-- TOGETHER read_turn entries_of first_in_turn first_of_lane pass_turn
+-- TOGETHER first_in_turn read_turn entries_of first_of_lane pass_turn
+-- TOGETHER enter_lane lane_in add_waiters
 
+local NEW = 3 -- the tag of a lane that was not known
+local BEFORE = 2 -- of one that goes before all others
+local CAPPED = 2 ^ 51 -- above all tags
+local IDLE = 2 ^ 52
+local OPEN = '(2251799813685248' -- below CAPPED
 local PLAIN = 1000 -- added to the tag of a lane with share 1 for each unit
 local MOST_STALE = 1000 -- obsolete entries that are removed in one step
 local STEP = 200 -- waiters that a request adds to the index, while some are missing
 local SWEPT = 16 -- one of this many turns removes lanes without waiters whose tags have passed
 local MOST_UNCAPPED = 16 -- in one sweep
 
--- Returns the lane at the end of a want, after an @, its share (in thousandths), and the most units that it
--- may have; nothing if there is none.
+-- Returns the lane at the end of a want, if it has one.
 local function lane_in(text)
-    local share, most, lane = string.match(text or '', '^[^@]*@(%d+):?(%d*)/(%S*)$')
-    return lane, tonumber(share), tonumber(most)
+    return string.match(text or '', '^[^@]*@%d+:?%d*/(%S*)$')
 end
 
 -- Returns the tag of the last start if the waiters are in lanes, else false.
@@ -32,7 +38,7 @@ local function last_turn()
     if key.tasks.turn == nil then
         fetch('limit', 'turn')
     end
-    return key.tasks.turn and known_number(string.match(key.tasks.turn, '^%d+'))
+    return key.tasks.turn and known_number(string.sub(key.tasks.turn, 1, 16))
 end
 
 local function digits(number)
@@ -54,47 +60,45 @@ local function place_entry(lane, place, member)
     return 'w' .. lane .. ' ' .. digits(tonumber(place) or 0) .. member
 end
 
--- Returns entries of the index, from one text up to another, without the first `skipped`.
-local function between(from, to, skipped, most)
-    return redis.call('ZRANGE', LANES, '[' .. from, '(' .. to, 'BYLEX', 'LIMIT', skipped, most)
+-- Returns the entries of waiters of a lane, without the first `skipped`.
+local function entries_of(lane, skipped, most)
+    return redis.call('ZRANGE', LANES, '[w' .. lane .. ' ', '(w' .. lane .. '!', 'BYLEX', 'LIMIT', skipped, most)
 end
 
--- Returns a lane's mark; nothing if it has none.
-local function mark_of(lane)
-    local found = between('l' .. lane .. ' ', 'l' .. lane .. '!', 0, 2)
-    local old, mark = string.sub(found[1] or '', #lane + 3), string.sub(found[2] or '', #lane + 3)
-    if mark == '' then
-        return old ~= '' and old or nil
-    end
-    redis.call('ZREM', LANES, found[1], old .. ' ' .. lane) -- a script was interrupted
-    return mark
+-- Returns lanes whose scores are from one up to another, each followed by its score.
+local function lanes_between(from, to, skipped, most)
+    return redis.call('ZRANGE', LANES, from, string.format('(%d', to), 'BYSCORE', 'LIMIT', skipped, most, 'WITHSCORES')
 end
 
-local function mark_lane(lane, before, mark)
-    redis.call('ZADD', LANES, 0, 'l' .. lane .. ' ' .. mark, 0, mark .. ' ' .. lane)
-    if before and before ~= mark then
-        redis.call('ZREM', LANES, before .. ' ' .. lane, 'l' .. lane .. ' ' .. before)
-    end
+-- Returns the score of a lane; nothing if it is not known.
+local function score_of(lane)
+    return tonumber(redis.call('ZSCORE', LANES, 'y' .. lane) or nil)
 end
 
--- Has a lane take its turns that has a new waiter with this entry.
-local function open_lane(lane, entry)
-    local before = mark_of(lane)
-    if not before then
-        mark_lane(lane, nil, 't' .. digits(1)) -- 0: see enter_first()
-        return
+local function set_score(lane, score)
+    key.turn = nil
+    redis.call('ZADD', LANES, score, 'y' .. lane)
+end
+
+-- Adds waiters of a lane to the index, and has the lane take its turns.
+local function add_waiters(lane, entries)
+    local name, first = 'y' .. lane, entries[2]
+    local score = tonumber(redis.call('ZSCORE', LANES, name) or IDLE + NEW)
+    if score >= IDLE then
+        entries[#entries + 1], entries[#entries + 2] = score - IDLE, name
     end
-    local kind = string.sub(before, 1, 1)
-    if kind == 'i' or (kind == 'c' and between('w' .. lane .. ' ', 'w' .. lane .. '!', 0, 1)[1] == entry) then
-        mark_lane(lane, before, 't' .. string.sub(before, 2))
+    key.turn = nil
+    redis.call('ZADD', LANES, unpack(entries))
+    if score >= CAPPED and score < IDLE and entries_of(lane, 0, 1)[1] == first then
+        set_score(lane, score - CAPPED)
     end
 end
 
 -- Has a lane take its turns that may have more units, or another first waiter.
 local function uncap(lane)
-    local before = key.tasks.turn ~= false and last_turn() and mark_of(lane)
-    if before and string.sub(before, 1, 1) == 'c' then
-        mark_lane(lane, before, 't' .. string.sub(before, 2))
+    local score = key.tasks.turn ~= false and last_turn() and score_of(lane)
+    if score and score >= CAPPED and score < IDLE then
+        set_score(lane, score - CAPPED)
     end
 end
 
@@ -102,23 +106,23 @@ end
 local function cap_turn()
     local turn = key.turn
     if turn then
-        mark_lane(turn.lane, turn.mark, 'c' .. string.sub(turn.mark, 2))
+        set_score(turn.lane, turn.tag + CAPPED)
     end
-    key.turn = nil
     return turn ~= nil
 end
 
 -- Has some lanes take their turns that are at their most and not paused: their holders may have died all at once.
 local function uncap_some()
-    local found = between('c', 'd', 0, MOST_UNCAPPED)
-    if #found == MOST_UNCAPPED then
-        found = between('c', 'd', math.floor(now) % redis.call('ZLEXCOUNT', LANES, '[c', '(d'), MOST_UNCAPPED)
+    local found = lanes_between(CAPPED, IDLE, 0, MOST_UNCAPPED)
+    if #found == 2 * MOST_UNCAPPED then
+        local many = redis.call('ZCOUNT', LANES, CAPPED, string.format('(%d', IDLE))
+        found = lanes_between(CAPPED, IDLE, math.floor(now) % many, MOST_UNCAPPED)
     end
-    for _, entry in ipairs(found) do
-        local mark, lane = string.match(entry, '^(c%d+) (.*)$')
-        local limit = mark and lane_limits()[lane]
-        if mark and not (limit and limit.capacity == 0) then
-            mark_lane(lane, mark, 't' .. string.sub(mark, 2))
+    for i = 1, #found, 2 do
+        local lane = string.sub(found[i], 2)
+        local limit = lane_limits()[lane]
+        if not (limit and limit.capacity == 0) then
+            set_score(lane, found[i + 1] - CAPPED)
         end
     end
 end
@@ -147,19 +151,20 @@ local function index_some()
     end
     key.has_indexed = true
     local found = redis.call('ZRANGE', QUEUE, from, '+inf', 'BYSCORE', 'LIMIT', skipped, STEP, 'WITHSCORES')
-    local members, added, seen = {}, from == '0' and { 0, 's' } or {}, {}
+    local members, by_lane = {}, {}
     for i = 1, #found, 2 do
         members[#members + 1] = found[i]
     end
     for number, lane in ipairs(members[1] and lanes_of(members) or {}) do
-        local entry = place_entry(lane, found[2 * number], members[number])
-        added[#added + 1], added[#added + 2], seen[lane] = 0, entry, seen[lane] or entry
+        local entries = by_lane[lane] or {}
+        entries[#entries + 1], entries[#entries + 2] = 0, place_entry(lane, found[2 * number], members[number])
+        by_lane[lane] = entries
     end
-    if added[1] then
-        redis.call('ZADD', LANES, unpack(added))
+    for lane, entries in pairs(by_lane) do
+        add_waiters(lane, entries)
     end
-    for lane, entry in pairs(seen) do
-        open_lane(lane, entry)
+    if from == '0' then
+        redis.call('ZADD', LANES, 1, 'x')
     end
     local to = #members == STEP and integer(found[#found])
     note_turn(last_turn(), to and to .. ' ' .. (to == from and skipped + STEP or 0) or nil)
@@ -167,17 +172,21 @@ end
 
 local function enter_lane(member, place, want_text)
     local lane = lane_in(want_text)
-    if not last_turn() then
+    if key.tasks.turn == nil then
+        fetch('limit', 'turn')
+    end
+    if not key.tasks.turn then
         if not lane then
             return
         end
         redis.call('DEL', LANES) -- a script was interrupted
-        key.tasks.turn, key.has_indexed = digits(0) .. ' 0 0', nil
+        key.tasks.turn, key.has_indexed = digits(BEFORE) .. ' 0 0', nil
     end
-    index_some()
-    local entry = place_entry(lane or '', place, member)
-    redis.call('ZADD', LANES, 0, entry)
-    open_lane(lane or '', entry)
+    if #key.tasks.turn > 16 then
+        index_some()
+    end
+    place = string.len(place) == 16 and place or digits(tonumber(place) or 0)
+    add_waiters(lane or '', { 0, 'w' .. (lane or '') .. ' ' .. place .. member })
 end
 
 -- Adds a waiter to the queue; before that, to its lane: then an interrupted script leaves an obsolete entry,
@@ -190,6 +199,16 @@ local function enqueue(member, place, want_text)
     return redis.call('ZADD', QUEUE, 'NX', place, member) == 1
 end
 
+local function leave_lane(member, place, lane)
+    redis.call('ZREM', LANES, place_entry(lane or '', place, member))
+    if key.turn and key.turn.entries then
+        key.turn = nil
+    end
+    if lane and not (key.turn and key.turn.lane == lane) then
+        uncap(lane)
+    end
+end
+
 -- Removes a waiter from the queue, then from its lane. Returns whether it was there.
 local function dequeue(member, place, want_text)
     if key.head and key.head[1] == member then
@@ -197,10 +216,12 @@ local function dequeue(member, place, want_text)
     end
     local was_there = redis.call('ZREM', QUEUE, member) == 1
     if key.tasks.turn then
-        local lane = lane_in(want_text)
-        redis.call('ZREM', LANES, place_entry(lane or '', place, member))
-        if lane and not (key.turn and key.turn.lane == lane) then
-            uncap(lane)
+        local turn = key.turn
+        if turn and turn.member == member then
+            redis.call('ZREM', LANES, turn.entry)
+            turn.member = nil
+        else
+            leave_lane(member, place, lane_in(want_text))
         end
     end
     return was_there
@@ -209,29 +230,34 @@ end
 -- Adds a waiter that is served before those of all lanes, as it has had its turn.
 local function enter_first(member, place, want_text)
     local lane = lane_in(want_text) or ''
-    redis.call('ZADD', LANES, 0, place_entry(lane, place, member))
-    mark_lane(lane, mark_of(lane), 't' .. digits(0))
+    key.turn = nil
+    redis.call('ZADD', LANES, 0, place_entry(lane, place, member), BEFORE, 'y' .. lane)
 end
 
--- Returns the first waiter of a lane, its place, and whether there may be more. Without a waiter, there may
--- be one behind many obsolete entries.
-local function first_of_lane(lane, only_looks)
-    local before = 'w' .. lane .. ' '
+-- Returns the first waiter of a lane, its place, its entry, and whether there may be more. Without a waiter,
+-- there may be one behind many obsolete entries. `found` are the first two entries, if they were read.
+local function first_of_lane(lane, only_looks, found)
     for number = 0, MOST_STALE do
-        local found = between(before, 'w' .. lane .. '!', only_looks and number or 0, 2)
-        if not found[1] then
+        found = found or entries_of(lane, only_looks and number or 0, 2)
+        local entry, has_more = found[1], found[2] ~= nil
+        if not entry then
             return nil
         end
-        local place = string.sub(found[1], #before + 1, #before + 16)
-        local member = string.sub(found[1], #before + 17)
-        local stands = redis.call('ZSCORE', QUEUE, member)
-        if stands and digits(tonumber(stands)) == place then
-            return member, stands, found[2] ~= nil
-        elseif not only_looks then
-            redis.call('ZREM', LANES, found[1])
+        local place, member = string.sub(entry, #lane + 3, #lane + 18), string.sub(entry, #lane + 19)
+        local run = string.sub(member, 1, 2) == 'p:' and string.sub(member, 3)
+        if run and not only_looks and key.tasks['e:' .. run] == nil then
+            fetch('r:' .. run, 'e:' .. run)
         end
+        local of = run and record(run)
+        local stands = of and of.s == 'waiting' and of.p == place and place or redis.call('ZSCORE', QUEUE, member)
+        if stands and (stands == place or digits(tonumber(stands)) == place) then
+            return member, stands, entry, has_more
+        elseif not only_looks then
+            redis.call('ZREM', LANES, entry)
+        end
+        found = nil
     end
-    return nil, nil, true
+    return nil, nil, nil, true
 end
 
 local function index_again()
@@ -240,33 +266,50 @@ local function index_again()
     index_some()
 end
 
+-- Reads which lane has its turn, or a later one, and its first two entries. Returns false if the server has
+-- evicted the index; nothing if there is no such lane.
+local function read_turn(skipped)
+    local found = redis.call('ZRANGE', LANES, 1, OPEN, 'BYSCORE', 'LIMIT', skipped, 2, 'WITHSCORES')
+    local lane = found[3] and string.sub(found[3], 2)
+    if skipped == 0 and found[1] ~= 'x' then
+        return false
+    end
+    return lane and { lane = lane, tag = tonumber(found[4]), entries = entries_of(lane, 0, 2) }
+end
+
 -- Returns the first waiter of the lane that has its turn, and its place; nothing if there is none. With
 -- `only_looks` it changes nothing.
 local function first_in_turn(only_looks)
     if not only_looks then
-        index_some()
-    end
-    if not (only_looks or key.token) then
-        uncap_some()
+        if #key.tasks.turn > 16 then
+            index_some()
+        end
+        if not key.token then
+            uncap_some()
+        end
+        if key.turn and key.turn.member then
+            return key.turn.member, key.turn.place
+        end
     end
     for number = 0, MOST_STALE do
-        local found = between('s', 'u', only_looks and number or 0, 2) -- s sorts before all t
-        if found[1] ~= 's' and not only_looks then -- the server has evicted the index
+        local turn = key.turn and key.turn.entries and key.turn or read_turn(only_looks and number or 0)
+        if turn == false and not only_looks then
             index_again()
-            found = between('s', 'u', 0, 2)
+            turn = read_turn(0)
         end
-        local mark, lane = string.match(found[2] or '', '^(t%d+) (.*)$')
-        if not mark then
+        if not turn then
             break
         end
-        local member, place, has_more = first_of_lane(lane, only_looks)
-        if member then
-            key.turn = { lane = lane, mark = mark, has_more = has_more }
-            return member, place
-        elseif not (only_looks or has_more) then
-            mark_lane(lane, mark, 'i' .. string.sub(mark, 2))
+        key.turn = turn
+        turn.member, turn.place, turn.entry, turn.has_more = first_of_lane(turn.lane, only_looks, turn.entries)
+        turn.entries = nil
+        if turn.member then
+            return turn.member, turn.place
+        elseif not (only_looks or turn.has_more) then
+            set_score(turn.lane, turn.tag + IDLE)
         end
     end
+    key.turn = nil
 end
 
 -- Forgets the lanes of a queue without waiters.
@@ -274,32 +317,34 @@ local function end_lanes()
     if redis.call('EXISTS', QUEUE) == 0 then
         redis.call('HDEL', TASKS, 'turn')
         redis.call('DEL', LANES)
-        key.tasks.turn = false
+        key.tasks.turn, key.turn = false, nil
     end
 end
 
 -- Counts the start of a waiter, so that the other lanes have their turns. With `has_left` it has left the
 -- queue, and its lane is without waiters if it was the last one: not earlier, as a script may be interrupted.
 local function pass_turn(want, has_left)
-    local last = last_turn()
-    if not last then
-        return
+    local lane, share, units = want.lane or '', want.share or PLAIN, want.capacity == 1 and 1 or needed(want)
+    local last, turn, tag, kind = known_number(string.sub(key.tasks.turn, 1, 16)), key.turn, nil, nil
+    if turn and turn.lane == lane and not turn.entries then
+        tag, kind = turn.tag, has_left and not turn.has_more and IDLE or 0
+    else
+        local score = score_of(lane) or last
+        kind = score >= IDLE and IDLE or score >= CAPPED and CAPPED or 0
+        turn, tag = nil, score - kind
     end
-    local lane, share = want.lane or '', math.max(1, want.share or PLAIN)
-    local turn = key.turn and key.turn.lane == lane and key.turn
-    local before = turn and turn.mark or mark_of(lane) or 't' .. digits(last)
-    -- A lane that had no waiters does not make up for that time.
-    local tag, kind = math.max(last, known_number(string.sub(before, 2))), string.sub(before, 1, 1)
-    kind = has_left and turn and not turn.has_more and 'i' or kind
-    mark_lane(lane, before, kind .. digits(tag + math.ceil(needed(want) * PLAIN * PLAIN / share)))
+    tag = math.max(last, tag) -- a lane that had no waiters does not make up for that time
     key.turn = nil
+    local next_tag = math.min(tag + math.ceil(units * PLAIN * PLAIN / math.max(1, share)), CAPPED - 1)
+    redis.call('ZADD', LANES, kind + next_tag, 'y' .. lane)
     if turn and tag > last then
         note_turn(tag, indexed_to())
     end
-    if math.floor(now) % SWEPT == 0 then
-        for _, entry in ipairs(between('i', 'i' .. digits(tag), 0, 2 * SWEPT)) do
-            local mark, idle = string.match(entry, '^(i%d+) (.*)$')
-            redis.call('ZREM', LANES, entry, 'l' .. (idle or '') .. ' ' .. (mark or ''))
+    if now % SWEPT < 1 then
+        local to = string.format('(%d', IDLE + tag)
+        local idle = redis.call('ZRANGE', LANES, IDLE, to, 'BYSCORE', 'LIMIT', 0, 2 * SWEPT)
+        if idle[1] then
+            redis.call('ZREM', LANES, unpack(idle))
         end
     end
 end

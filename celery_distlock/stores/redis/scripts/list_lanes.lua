@@ -8,10 +8,11 @@
 
 local limit, found = tonumber(ARGV[1]), {}
 
--- Adds lanes whose marks are of this kind.
-local function add(kind, next_kind)
-    for _, mark in ipairs(between(kind, next_kind, 0, limit - #found)) do
-        local name = string.match(mark, '^%a%d+ (.*)$') or ''
+-- Adds lanes with these scores.
+local function add(from, to)
+    local lanes = lanes_between(from, to, 0, limit - #found)
+    for i = 1, #lanes, 2 do
+        local name = string.sub(lanes[i], 2)
         local first = first_of_lane(name, true)
         if first then
             local before = '[w' .. name
@@ -24,8 +25,8 @@ end
 
 read_clock()
 load('', '')
-add('t', 'u')
+add(BEFORE, CAPPED)
 if #found < limit then
-    add('c', 'd')
+    add(CAPPED, IDLE)
 end
 return named({ lanes = found })

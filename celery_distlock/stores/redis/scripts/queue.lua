@@ -207,7 +207,7 @@ end
 
 -- Returns the next waiter, and its place in the queue.
 local function first_waiter(only_looks)
-    if key.tasks.turn ~= false and last_turn() then
+    if key.tasks.turn ~= false and (key.tasks.turn or last_turn()) then
         return first_in_turn(only_looks)
     end
     local head = key.head or redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
@@ -223,9 +223,16 @@ local function has_the_turn(member)
     return redis.call('ZRANK', QUEUE, member) == 0
 end
 
--- Reads at once what a release needs to know of tasks: of its run, and of the first waiter.
-local function fetch_with_first(run)
-    local head = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
+-- Reads at once what a release needs to know of tasks: of its run, and of the first waiter, which is that of
+-- a lane if the grant that is released was for one.
+local function fetch_with_first(run, mine)
+    local is_in_lane = mine and mine.flags ~= '' and string.find(mine.flags, IN_LANE)
+    local turn, head = is_in_lane and read_turn(0), nil
+    if turn then
+        head = { string.sub(turn.entries[1] or '', #turn.lane + 19) }
+    else
+        head = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
+    end
     local names = { 'limit', 'turn', run ~= '' and 'r:' .. run or nil }
     local next_run = head[1] and run_of(head[1])
     if next_run then
@@ -233,7 +240,11 @@ local function fetch_with_first(run)
         names[#names + 1] = 'e:' .. next_run
     end
     fetch(unpack(names))
-    key.head = head
+    if not turn then
+        key.head = head
+    elseif key.tasks.turn then
+        key.turn = turn
+    end
 end
 
 -- Notes in a run's record whether time is all that it waits for.
@@ -266,9 +277,10 @@ end
 -- lane has to.
 local function offer_to_blocked(member, place)
     local want = want_of(member)
-    if want.lane and is_capped(want) then
-        return 'capped'
-    elseif opens(want) then
+    if opens(want) then
+        if want.lane and is_capped(want) then
+            return 'capped'
+        end
         look_ahead(member)
         return 'closed'
     end
@@ -324,9 +336,10 @@ local function offer_to_run(member, place)
     if held and not of.b then
         go(run, of, 'running', held.ends) -- a second delivery: others go first
         return 'gone'
-    elseif want.lane and is_capped(want) then
-        return 'capped'
     elseif opens(want) then
+        if want.lane and is_capped(want) then
+            return 'capped'
+        end
         look_ahead(member)
         return 'closed'
     elseif needs_more then

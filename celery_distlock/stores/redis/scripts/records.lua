@@ -88,9 +88,9 @@ end
 
 -- Reads several fields of `tasks` with one command.
 local function fetch(...)
-    local found = redis.call('HMGET', TASKS, ...)
-    for number, name in ipairs({ ... }) do
-        key.tasks[name] = found[number]
+    local found, names = redis.call('HMGET', TASKS, ...), { ... }
+    for number = 1, #names do
+        key.tasks[names[number]] = found[number]
     end
 end
 

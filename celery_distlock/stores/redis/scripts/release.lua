@@ -127,7 +127,7 @@ look(owner, run)
 if others == 0 then
     key.head, key.tasks = {}, setmetatable({}, { __index = function() return false end })
 else
-    fetch_with_first(run)
+    fetch_with_first(run, key.alone or key.grants[owner])
 end
 if ended == '0' or not record(run) then
     -- NEVER REFUSED

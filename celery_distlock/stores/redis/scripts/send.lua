@@ -120,10 +120,16 @@ local function let_in(status)
             write_run(run, of)
         end
     end
-    local may_open = not key.alone or key.alone.stage == RESTING
-    local may_be_next = key.tasks.turn and may_open
-    if not (has_woken or key.opens_ms) and (may_be_next or redis.call('ZRANK', QUEUE, 'p:' .. run) == 0) then
-        look_ahead()
+    if not (has_woken or key.opens_ms) then
+        local is_next = false
+        if not key.tasks.turn then
+            is_next = redis.call('ZRANK', QUEUE, 'p:' .. run) == 0
+        elseif not key.alone or key.alone.stage == RESTING then
+            is_next = first_in_turn() == 'p:' .. run
+        end
+        if is_next then
+            look_ahead('p:' .. run)
+        end
     end
     return answer(status)
 end

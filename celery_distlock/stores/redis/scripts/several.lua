@@ -147,10 +147,10 @@ local function reserve_here(run, stands, want, for_ms)
         return reserve(reserved_owner(run), run, stands, for_ms, want)
     end
     mine.ends, mine.stage, mine.place = math.ceil(now_ms + for_ms), RESERVED, stands
-    local terms = mine.flags == '' and terms_for(want)
+    local terms = not string.find(mine.flags, STARTS, 1, true) and terms_for(want)
     if terms then
         reserve_start(mine.owner, terms, stands)
-        mine.flags = STARTS
+        mine.flags = mine.flags .. STARTS
     end
     write_grant(mine)
     return true

@@ -26,9 +26,9 @@ local function queued()
         end
         return members, places
     end
-    local before, members = 'w' .. lane .. ' ', {}
-    for number, entry in ipairs(between(before, 'w' .. lane .. '!', first, last - first + 1)) do
-        members[number] = string.sub(entry, #before + 17)
+    local members = {}
+    for number, entry in ipairs(entries_of(lane, first, last - first + 1)) do
+        members[number] = string.sub(entry, #lane + 19)
     end
     return members, members[1] and redis.call('ZMSCORE', QUEUE, unpack(members)) or {}
 end
