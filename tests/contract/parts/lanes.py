@@ -469,6 +469,19 @@ class Lanes(Given):
 
         assert line.to_the_end()[1:] in ("ababab" + "aa", "bababa" + "aa")
 
+    @pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name[:5]))
+    def test_the_units_of_a_lane_are_counted_whatever_its_name(
+        self, store: QueueStore, name: str
+    ) -> None:
+        line = Line(store)
+        line.send("a", lane(name, capacity=4, most=2), 5)
+
+        assert line.running() == "aa"
+        line.end()
+        assert line.running() == "aa"
+        assert line.to_the_end() == "aaaaa"
+        assert line.most_of("a") == 2
+
     def test_they_are_listed_in_the_order_of_their_turns(self, store: QueueStore) -> None:
         take(store, "k", "holder")
         assert store.parking.lanes("k") == []

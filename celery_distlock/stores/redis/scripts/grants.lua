@@ -33,7 +33,7 @@ local RESTING = 'z'
 local AGAIN = 'a' -- another message of its run is in flight
 local STARTS = 's' -- a start is reserved for it
 local LANED = 'l' -- it was exclusive, for a request with a lane
-local LANE = 'Z' -- then the lane of a shared grant, two capital letters for each byte
+local LANE = 'Z' -- then the lane of a shared grant, two hexadecimal digits for each byte
 local IN_LANE = '[lZ]' -- LANED or LANE
 local RECALLED = 'c' -- its holder is asked to leave; then `n` if by a newer call, and when (µs)
 
@@ -335,15 +335,14 @@ end
 
 -- Returns how a grant notes a lane.
 local function noted_as(lane)
-    return LANE .. string.gsub(lane, '.', function(byte)
-        local code = string.byte(byte)
-        return string.char(65 + math.floor(code / 16), 65 + code % 16)
+    return LANE .. string.gsub(lane, '..?.?.?.?.?.?.?', function(part)
+        return string.format(string.rep('%02X', #part), string.byte(part, 1, -1))
     end)
 end
 
 -- Returns the lane that a grant notes, as it notes it; nothing if it does not.
 local function noted_lane(grant)
-    return string.match(grant.flags, LANE .. '%u*')
+    return string.match(grant.flags, LANE .. '[%u%d]*')
 end
 
 -- Returns the units of the grants that note a lane.
@@ -361,8 +360,8 @@ local function write_lane(noted)
     else
         redis.call('HDEL', LOCK, 'm:' .. noted)
     end
-    local lane = string.gsub(string.sub(noted, #LANE + 1), '(%u)(%u)', function(high, low)
-        return string.char(16 * (string.byte(high) - 65) + string.byte(low) - 65)
+    local lane = string.gsub(string.sub(noted, #LANE + 1), '..', function(code)
+        return string.char(tonumber(code, 16))
     end)
     uncap(lane)
 end
@@ -415,7 +414,7 @@ end
 -- Corrects the units of each lane; `words` are all fields and values of the record.
 local function correct_lanes(words, by_lane)
     for i = 1, #words, 2 do
-        local noted = string.match(words[i], '^m:(%u+)$')
+        local noted = string.match(words[i], '^m:([%u%d]+)$')
         local units = noted and by_lane[noted] or 0
         if noted and (key.lanes[noted] or known_number(words[i + 1])) ~= units then
             key.lanes[noted] = units
