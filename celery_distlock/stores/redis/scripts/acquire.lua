@@ -94,7 +94,7 @@ end
 -- Answers a second delivery of a run that was asked to leave.
 local function answer_recalled()
     if blocks then
-        strike(member)
+        remove_waiter(member)
     end
     return reply({ status = mode == 'line' and 'done' or 'recalled' }) -- the caller asks again where it executes
 end
@@ -102,64 +102,64 @@ end
 -- Answers a run that holds the key with another owner, or that has ended.
 local function answer_copy()
     local may_be_copy = run ~= '' and (repeated or parks) -- an earlier request may have parked it
-    local told = may_be_copy and answer_ended()
-    if told then
+    local result = may_be_copy and answer_ended()
+    if result then
         if blocks then
-            strike(member)
+            remove_waiter(member)
         end
-        return told
+        return result
     end
     if recalled and not held_by(run) then
         return answer_recalled()
     end
     local other = not key.alone and held_by(run)
-    return other and answer_put_off(other)
+    return other and answer_while_held(other)
 end
 
 -- Queues a run again whose claim was refused, so that no later request is admitted before its caller
 -- has parked it.
-local function wait_again(stands)
+local function wait_again(place)
     local of = leaves and record(run)
-    if of and not of.k and stands > 0 then
-        queue_again(run, of, stands)
+    if of and not of.k and place > 0 then
+        queue_again(run, of, place)
     end
 end
 
 -- Queues the request, as its mode requires. Returns its arrival.
-local function join(stands)
+local function join(place)
     if mode == 'try' then
-        wait_again(stands)
-        return stands
+        wait_again(place)
+        return place
     end
-    stands = stands > 0 and stands or new_place(want.text)
+    place = place > 0 and place or new_place(want.text)
     if parks then
         local of = new_record()
-        of.p = integer(stands)
+        of.p = integer(place)
         go(run, of, 'waiting', nil, envelope)
-        return stands
+        return place
     end
     local known = arrival > 0 and redis.call('ZSCORE', QUEUE, member)
-    local is_new = not known and enqueue(member, integer(stands), want.text)
+    local is_new = not known and enqueue(member, integer(place), want.text)
     if want.text ~= '' then
         redis.call('HSET', TASKS, 'w:' .. member, want.text)
         key.tasks['w:' .. member] = want.text
     end
-    return is_new and stands or tonumber(known or redis.call('ZSCORE', QUEUE, member))
+    return is_new and place or tonumber(known or redis.call('ZSCORE', QUEUE, member))
 end
 
-local function answer_wait(stands)
+local function answer_wait(place)
     if parks and request.most and is_full(run, request.most) then
         return reply(with_holder('full', a_holder()))
     end
-    stands = join(stands)
+    place = join(place)
     local facts = with_holder(parks and 'parked' or 'busy', a_holder())
-    local place = member ~= '' and redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
-    local may_open, is_first = not key.alone or key.alone.stage == RESTING, place == 0
+    local ahead = member ~= '' and redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
+    local may_open, is_first = not key.alone or key.alone.stage == RESTING, ahead == 0
     if key.tasks.turn then
         is_first = may_open and has_the_turn(member)
     end
     local is_next = is_first and may_open
-    facts.place, facts.since = place, integer(stands)
+    facts.place, facts.since = ahead, integer(place)
     local at = is_next and opens(want) or nil
     facts.is_open = is_next and mode == 'line' and not at or nil
     facts.for_time = waits_for_time(at, want) or nil
@@ -179,12 +179,12 @@ local function my_place()
 end
 
 -- Answers a second delivery while the first one holds the key: it may run, but only afterwards.
-local function answer_put_off(held)
+local function answer_while_held(held)
     local left_ms = held.ends - now_ms
     if parks then
         go(run, new_record(), 'running', held.ends, envelope)
     elseif blocks then
-        strike(member)
+        remove_waiter(member)
     end
     local facts = with_holder(parks and 'parked' or 'busy', held.owner, run, math.ceil(left_ms))
     facts.place = -1
@@ -219,7 +219,7 @@ local function answer_second(mine, reserved)
     end
     leave_all(mine, reserved)
     if other then
-        return answer_put_off(other)
+        return answer_while_held(other)
     end
     return answer_ended() or answer_recalled()
 end
@@ -292,8 +292,8 @@ local function granted(token, slot, waited_for)
 end
 
 -- Serves the waiters ahead of the request. Returns whether it is admitted now.
-local function has_its_turn(stands, of)
-    local overtakes = make_room(stands, want, RESERVED .. KEPT)
+local function has_its_turn(place, of)
+    local overtakes = make_room(place, want, RESERVED .. KEPT)
     if key.alone then
         return false
     end
@@ -301,15 +301,15 @@ local function has_its_turn(stands, of)
     local has_had_turn = of and is_in_woken(of.s) and not (want.lane and is_capped(want))
     local turn = 'empty'
     if not (overtakes or (has_had_turn and want.capacity == 1 and is_free)) then
-        turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands, has_had_turn = has_had_turn })
+        turn = hand_on({ member = member, parked = 'p:' .. run, place = place, has_had_turn = has_had_turn })
     end
     return not (turn == 'closed' or opens(want))
 end
 
 -- Answers a request once the waiters ahead of it have been served.
-local function answer_turn(stands)
+local function answer_turn(place)
     local of = run ~= '' and record(run)
-    local is_next = has_its_turn(stands, of)
+    local is_next = has_its_turn(place, of)
     local served = not key.alone and grant_of(owner) -- it was queued too, and has just been served
     if served then
         claim(served, owner, run, lease_ms, want)
@@ -317,17 +317,17 @@ local function answer_turn(stands)
     elseif not is_next then
         return nil
     end
-    local token, slot = take(owner, run, lease_ms, want, stands > 0 and stands or now)
+    local token, slot = take(owner, run, lease_ms, want, place > 0 and place or now)
     if not token then
         return slot
     end
     local waited = false -- a woken run has had its turn
     if of then
-        waited = strike('p:' .. run) and not is_in_woken(of.s)
+        waited = remove_waiter('p:' .. run) and not is_in_woken(of.s)
         arrive(run, grant_of(owner), keep, lease_ms)
     end
     if blocks then
-        waited = strike(member) or waited
+        waited = remove_waiter(member) or waited
     end
     if waited and key.tasks.turn then
         pass_turn(want, true)
@@ -359,24 +359,24 @@ if claimed then
     return claimed
 end
 look_at_all()
-local mine, reserved, told = grant_of(owner), grant_for(run), nil
+local mine, reserved, result = grant_of(owner), grant_for(run), nil
 if reserved and blocks then
-    strike(member) -- it was blocked, and now claims its run's reservation
+    remove_waiter(member) -- it was blocked, and now claims its run's reservation
 end
 if mine or reserved then
-    told = answer_second(mine, reserved)
+    result = answer_second(mine, reserved)
 end
-if mine and not told then
-    told = answer_mine(mine, reserved)
-elseif reserved and not told then
-    told = answer_claim(reserved)
+if mine and not result then
+    result = answer_mine(mine, reserved)
+elseif reserved and not result then
+    result = answer_claim(reserved)
 end
-told = told or answer_copy()
-if told then
-    return told
+result = result or answer_copy()
+if result then
+    return result
 end
-local stands = my_place()
+local place = my_place()
 if mode ~= 'line' then
-    told = answer_turn(stands)
+    result = answer_turn(place)
 end
-return told or answer_wait(stands)
+return result or answer_wait(place)

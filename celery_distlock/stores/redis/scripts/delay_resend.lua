@@ -9,7 +9,7 @@
 
 local run, for_ms = unpack(ARGV)
 look('', run)
-if not is_on_its_way(run, record(run)) then
+if not is_in_flight(run, record(run)) then
     return 0
 end
 -- NEVER REFUSED

@@ -16,7 +16,7 @@ if not (reserved or ((settles or recalled) and not ended) or (of and is_in_woken
     return 0
 end
 forget_run(run)
-strike('p:' .. run) -- it had been queued again
+remove_waiter('p:' .. run) -- it had been queued again
 if mark == '1' then
     record_end(run)
 end

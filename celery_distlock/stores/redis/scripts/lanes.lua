@@ -249,9 +249,9 @@ local function first_of_lane(lane, only_looks, found)
             fetch('r:' .. run, 'e:' .. run)
         end
         local of = run and record(run)
-        local stands = of and of.s == 'waiting' and of.p == place and place or redis.call('ZSCORE', QUEUE, member)
-        if stands and (stands == place or digits(tonumber(stands)) == place) then
-            return member, stands, entry, has_more
+        local score = of and of.s == 'waiting' and of.p == place and place or redis.call('ZSCORE', QUEUE, member)
+        if score and (score == place or digits(tonumber(score)) == place) then
+            return member, score, entry, has_more
         elseif not only_looks then
             redis.call('ZREM', LANES, entry)
         end

@@ -16,8 +16,8 @@ local run, payload, channels = unpack(ARGV)
 
 local function is_received()
     for channel in string.gmatch(channels or '', '%S+') do
-        local heard = publish(channel, payload)
-        if type(heard) == 'number' and heard > 0 then
+        local receivers = publish(channel, payload)
+        if type(receivers) == 'number' and receivers > 0 then
             return true
         end
     end
@@ -26,7 +26,7 @@ end
 
 look('', run)
 local of = record(run)
-if not is_on_its_way(run, of) then
+if not is_in_flight(run, of) then
     return 0
 end
 -- NEVER REFUSED

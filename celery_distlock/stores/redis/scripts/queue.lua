@@ -39,8 +39,8 @@ local function push(run, of, envelope)
         return false
     end
     local head = string.format('%d %d %d %s ', #LOCK, #run, #givers, of.p or '0')
-    local heard = publish(channel, head .. LOCK .. run .. givers .. envelope)
-    return type(heard) == 'number' and heard > 0
+    local receivers = publish(channel, head .. LOCK .. run .. givers .. envelope)
+    return type(receivers) == 'number' and receivers > 0
 end
 
 -- Sends a woken run: pushes it, or has the caller of the script send it.
@@ -60,7 +60,7 @@ local function run_of(member)
 end
 
 -- Removes a waiter and its want. Returns whether it was in the queue.
-local function strike(member)
+local function remove_waiter(member)
     local run = run_of(member)
     local of = run and record(run)
     local place, want_text = of and of.p, of and of.w
@@ -136,8 +136,8 @@ local function step_back(grant)
     end
 end
 
-local function may_step_back(grant, stands, stages)
-    if grant.place <= stands or not string.find(stages, grant.stage, 1, true) then
+local function may_step_back(grant, place, stages)
+    if grant.place <= place or not string.find(stages, grant.stage, 1, true) then
         return false
     end
     local of = record(grant.run)
@@ -145,7 +145,7 @@ local function may_step_back(grant, stands, stages)
 end
 
 -- Returns the shared reservations that a request with this place may revoke, latest arrival first.
-local function late_grants(stands, stages)
+local function late_grants(place, stages)
     local grants, found = {}, {}
     if key.count <= FEW then
         grants = live_grants()
@@ -156,7 +156,7 @@ local function late_grants(stands, stages)
         grants[#grants + 1] = key.kept and grant_for(key.kept) or nil
     end
     for _, grant in ipairs(grants) do
-        found[#found + 1] = may_step_back(grant, stands, stages) and grant or nil
+        found[#found + 1] = may_step_back(grant, place, stages) and grant or nil
     end
     table.sort(found, function(one, other)
         return one.place > other.place
@@ -166,19 +166,19 @@ end
 
 -- Revokes unclaimed reservations of later arrivals, latest first, until the want is admitted. Returns
 -- whether it is.
-local function make_room(stands, want, stages)
-    if stands <= 0 or (key.tasks.turn ~= false and last_turn()) then
+local function make_room(place, want, stages)
+    if place <= 0 or (key.tasks.turn ~= false and last_turn()) then
         return false -- turns do not follow the order of arrival
     elseif key.alone then
-        if not may_step_back(key.alone, stands, stages) then
+        if not may_step_back(key.alone, place, stages) then
             return false
         end
         step_back(key.alone)
         return true
-    elseif stands >= key.late or not opens(want) then
+    elseif place >= key.late or not opens(want) then
         return false
     end
-    for _, grant in ipairs(late_grants(stands, stages)) do
+    for _, grant in ipairs(late_grants(place, stages)) do
         step_back(grant)
         if not opens(want) then
             return true
@@ -285,14 +285,14 @@ local function offer_to_blocked(member, place)
         return 'closed'
     end
     local inbox, owner = string.match(member, '^b:(%S+) (.+)$')
-    local heard = inbox and publish(inbox, owner) or 0
-    if heard == 0 then
-        strike(member)
+    local receivers = inbox and publish(inbox, owner) or 0
+    if receivers == 0 then
+        remove_waiter(member)
         return 'gone'
     elseif not reserve(owner, '', tonumber(place), GRANT_MS, want) then
         return 'closed'
     end
-    strike(member)
+    remove_waiter(member)
     if key.tasks.turn then
         pass_turn(want, true)
     end
@@ -375,7 +375,7 @@ local function pass_lane(head)
 end
 
 -- Serves waiters from the head of the queue, as many as are admitted. Stops at `me`: a waiter or run, or
--- the place `stands` of a request (0: it has none); with lanes, a run that was woken. Returns empty: no
+-- the `place` of a request (0: it has none); with lanes, a run that was woken. Returns empty: no
 -- waiter is left; here: `me` is next; closed: the head has to wait, or nothing is free.
 local function hand_on(me)
     if key.alone or (key.up and settle_upgrade()) then
@@ -393,7 +393,7 @@ local function hand_on(me)
             return 'empty'
         elseif is_mine and not (key.turn and is_capped(want_of(head))) then
             return 'here'
-        elseif me and not key.tasks.turn and me.stands > 0 and me.stands < tonumber(place) then
+        elseif me and not key.tasks.turn and me.place > 0 and me.place < tonumber(place) then
             return 'here'
         elseif me and key.tasks.turn and me.has_had_turn then
             return 'here'
@@ -424,7 +424,7 @@ local function free(grant)
 end
 
 -- Whether a run is in flight: woken, and its key not claimed yet.
-local function is_on_its_way(run, of)
+local function is_in_flight(run, of)
     if not of or held_by(run) then
         return false
     end

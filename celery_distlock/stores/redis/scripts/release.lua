@@ -137,7 +137,7 @@ if unstarted then
 end
 local grant = grant_of(owner)
 note_completion(grant)
-local waited = inbox and strike('b:' .. inbox .. ' ' .. owner)
+local waited = inbox and remove_waiter('b:' .. inbox .. ' ' .. owner)
 if not grant then
     if waited then
         free() -- the waiters behind it may be admitted

@@ -8,8 +8,8 @@
 local owner, lease_ms = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-local alone, beside = unpack(redis.call('HMGET', KEYS[1], 'x', 'g:' .. owner))
-local name, row = alone and 'x' or 'g:' .. owner, alone or beside
+local alone, shared = unpack(redis.call('HMGET', KEYS[1], 'x', 'g:' .. owner))
+local name, row = alone and 'x' or 'g:' .. owner, alone or shared
 local ends, others, flags, length, rest =
     string.match(row or '', '^(%d+)( %d+ %-?%d+ %a(%w*) %d+ %d+ (%d+) (.*))$')
 if not ends or tonumber(ends) <= now_ms then

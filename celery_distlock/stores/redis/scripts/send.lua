@@ -235,15 +235,15 @@ end
 
 -- The most frequent case. It needs few of the functions.
 local is_plain = want.text == '' and not (request.delay_ms or repeated) and replaces ~= run
-local told = is_plain and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 and answer_free_key()
-if told then
-    return told
+local result = is_plain and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 and answer_free_key()
+if result then
+    return result
 end
 look('', run)
 fetch('limit', 'turn', 'r:' .. run)
-told = takes and answer_identity() or answer_again()
-if told then
-    return told
+result = takes and answer_identity() or answer_again()
+if result then
+    return result
 end
 if request.most and not request.delay_ms and is_full(run, request.most) then
     return reply(with_holder('full', a_holder()))

@@ -32,18 +32,18 @@ local function read_route(text)
     route.from = from ~= '' and from or nil
 end
 
--- Returns nothing if the key admits the run that arrived at `stands`, else when (ms) it will. Waiters that
+-- Returns nothing if the key admits the run that arrived at `place`, else when (ms) it will. Waiters that
 -- arrived earlier go first.
-local function refuses(run, stands, want)
-    local head, place = first_waiter()
+local function refuses(run, place, want)
+    local head, head_place = first_waiter()
     local member = 'p:' .. run
-    place = tonumber(place)
-    if held_by(run) or (head and head ~= member and (place < stands or (place == stands and head < member))) then
+    head_place = tonumber(head_place)
+    if held_by(run) or (head and head ~= member and (head_place < place or (head_place == place and head < member))) then
         return NEVER
     end
     local mine = grant_for(run)
     local at = opens(want, mine)
-    if at and make_room(stands, want, KEPT) then
+    if at and make_room(place, want, KEPT) then
         key.is_left = true
         at = opens(want, mine)
     end
@@ -62,14 +62,14 @@ end
 
 -- Completes a run's record at its first key. Returns its place.
 local function place_record(of, arrival, envelope, channel)
-    local stands, want = tonumber(of.p or 0), route.wants[1]
-    stands = stands > 0 and stands or place_of(tonumber(arrival))
-    of.p, of.k, of.t, of.o = integer(stands), route.text, route.task, route.from
+    local place, want = tonumber(of.p or 0), route.wants[1]
+    place = place > 0 and place or place_of(tonumber(arrival))
+    of.p, of.k, of.t, of.o = integer(place), route.text, route.task, route.from
     if envelope then
         of.h, of.n, of.d, of.c = channel, nil, nil, nil
         of.w = want.text ~= '' and want.text or nil
     end
-    return stands
+    return place
 end
 
 -- Releases the grant of an owner whose run has to wait. Returns the run's arrival if the grant was a
@@ -86,8 +86,8 @@ local function give_up(owner)
 end
 
 -- Returns the record of a run at a key other than its first, where its envelope is not.
-local function entry_of(run, stands, want, state)
-    local of = { s = state, b = 1, p = integer(stands), w = want.text ~= '' and want.text or nil }
+local function entry_of(run, place, want, state)
+    local of = { s = state, b = 1, p = integer(place), w = want.text ~= '' and want.text or nil }
     of.k, of.t, of.o = route.text, route.task, route.from
     return of
 end
@@ -114,7 +114,7 @@ local function gives_way(kept)
 end
 
 -- Keeps a free key for a run that waits elsewhere. With `stays`, a run that is queued here stays queued.
-local function keep_here(run, stands, want, for_ms, stays)
+local function keep_here(run, place, want, for_ms, stays)
     local mine, other = grant_for(run), key.kept and grant_for(key.kept)
     if mine and not stays and gives_way(mine) then
         leave_here(run)
@@ -123,12 +123,12 @@ local function keep_here(run, stands, want, for_ms, stays)
         lengthen(mine, for_ms)
     elseif other and other.stage == KEPT and not stays then
         return -- kept for an earlier run
-    elseif grant_to(reserved_owner(run), run, for_ms, want, KEPT, stands, '') and want.capacity ~= 1 then
+    elseif grant_to(reserved_owner(run), run, for_ms, want, KEPT, place, '') and want.capacity ~= 1 then
         redis.call('HSET', LOCK, 'kept', run)
     end
     local of = record(run)
     if not of then
-        write_run(run, entry_of(run, stands, want, 'kept'))
+        write_run(run, entry_of(run, place, want, 'kept'))
     elseif of.b and of.s ~= 'kept' and not stays then
         go(run, of, 'kept')
     end
@@ -138,18 +138,18 @@ local function keep_here(run, stands, want, for_ms, stays)
 end
 
 -- Reserves one of a run's keys. Returns false if the server is full.
-local function reserve_here(run, stands, want, for_ms)
+local function reserve_here(run, place, want, for_ms)
     local mine = grant_for(run)
     if last_turn() then
         pass_turn(want)
     end
     if not mine then
-        return reserve(reserved_owner(run), run, stands, for_ms, want)
+        return reserve(reserved_owner(run), run, place, for_ms, want)
     end
-    mine.ends, mine.stage, mine.place = math.ceil(now_ms + for_ms), RESERVED, stands
+    mine.ends, mine.stage, mine.place = math.ceil(now_ms + for_ms), RESERVED, place
     local terms = not string.find(mine.flags, STARTS, 1, true) and terms_for(want)
     if terms then
-        reserve_start(mine.owner, terms, stands)
+        reserve_start(mine.owner, terms, place)
         mine.flags = mine.flags .. STARTS
     end
     write_grant(mine)
@@ -167,14 +167,14 @@ end
 
 -- Returns what a reply contains of a run that waits here, or for which the key is reserved. Also returns
 -- whether it waits.
-local function facts_here(run, stands, is_closed)
-    local place = redis.call('ZRANK', QUEUE, 'p:' .. run)
+local function facts_here(run, place, is_closed)
+    local ahead = redis.call('ZRANK', QUEUE, 'p:' .. run)
     if is_closed and has_the_turn('p:' .. run) and not key.opens_ms then
         look_ahead()
     end
     local facts = with_holder(is_closed and 'parked' or 'reserved', a_holder())
-    facts.place, facts.since = place or 0, integer(stands)
-    return facts, place ~= false
+    facts.place, facts.since = ahead or 0, integer(place)
+    return facts, ahead ~= false
 end
 
 -- Counts a failed attempt.

@@ -157,18 +157,18 @@ end
 
 -- Removes obsolete identities; of many, some. It starts at a random place, so that obsolete ones behind
 -- many others are found, too.
-local function strike_calls()
-    local many, looked, struck = redis.call('HLEN', CALLS), 0, 0
+local function remove_obsolete_calls()
+    local many, looked, removed = redis.call('HLEN', CALLS), 0, 0
     local cursor, calls = many > MOST_CALLS and integer(now % 2 ^ 32) or '0', nil
     for _ = 1, many > 0 and MOST_CALL_LOOKS or 0 do
         cursor, calls = unpack(redis.call('HSCAN', CALLS, cursor, 'COUNT', MOST_CALLS))
         for i = 1, #calls, 2 do
             if not (taken_by(calls[i + 1]) or may_recall(calls[i + 1])) then
-                struck = struck + redis.call('HDEL', CALLS, calls[i])
+                removed = removed + redis.call('HDEL', CALLS, calls[i])
             end
         end
         looked = looked + #calls / 2
-        if looked >= many or (looked >= MOST_CALLS and 2 * struck < looked) then
+        if looked >= many or (looked >= MOST_CALLS and 2 * removed < looked) then
             return
         end
     end
@@ -190,7 +190,7 @@ free_forgotten()
 free()
 look_at_rest()
 if has_more then
-    strike_calls()
+    remove_obsolete_calls()
 end
 limit_now() -- it removes those that have ended
 local waits = field('limit') or redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS, LEAVING) > 0

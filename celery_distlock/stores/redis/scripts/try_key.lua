@@ -17,10 +17,10 @@ local run, route_text, number, arrival, owner, counts, envelope, channel = unpac
 number = tonumber(number)
 read_route(route_text)
 local want = route.wants[number]
-local of, stands -- the run's record, and its place
+local of, place -- the run's record, and its place
 look(owner, run)
 fetch('limit', 'turn', 'r:' .. run)
-of, stands = record(run), tonumber(arrival)
+of, place = record(run), tonumber(arrival)
 
 local gone = number == 1 and status_of_gone(run, of, envelope)
 if gone then
@@ -29,25 +29,25 @@ end
 arrival = give_up(owner) or arrival
 if number == 1 then
     of = of or {}
-    stands = place_record(of, arrival, envelope, channel)
+    place = place_record(of, arrival, envelope, channel)
     if of.s ~= 'elsewhere' or envelope then
         go(run, of, 'waiting', nil, envelope)
     end
 end
-local is_closed = refuses(run, stands, want)
+local is_closed = refuses(run, place, want)
 if not is_closed then
-    keep_here(run, stands, want, TRY_MS, true)
+    keep_here(run, place, want, TRY_MS, true)
     is_closed = not grant_for(run)
 end
 if is_closed and number > 1 then
-    go(run, entry_of(run, stands, want, 'waiting'), 'waiting')
+    go(run, entry_of(run, place, want, 'waiting'), 'waiting')
 elseif is_closed and of.s == 'elsewhere' then
     of.at = nil
     count_turn(of, counts)
     go(run, of, 'waiting')
 end
 hand_on_here()
-local facts, waits = facts_here(run, stands, is_closed)
+local facts, waits = facts_here(run, place, is_closed)
 facts.waits = waits
 facts.aged = of ~= nil and not of.b and is_aged(of)
 return reply(facts)

@@ -27,7 +27,7 @@ for owner in string.gmatch(owners, '%S+') do
     asking[#asking + 1] = owner
 end
 read_route(route_text)
-local all, stands, home = #KEYS / RECORDS, 0, nil
+local all, place, home = #KEYS / RECORDS, 0, nil
 
 -- Calls a function for each key, the first key last.
 local function at_each(act)
@@ -81,10 +81,10 @@ end
 
 -- Returns the position in the route's order of the first key that refuses the run.
 local function first_closed()
-    for place, number in ipairs(route.order) do
+    for position, number in ipairs(route.order) do
         turn_to(number)
-        if refuses(run, stands, route.wants[number]) then
-            return place
+        if refuses(run, place, route.wants[number]) then
+            return position
         end
     end
 end
@@ -96,7 +96,7 @@ local function reserve_all()
     local for_ms = claim_ms()
     for number = 1, all do
         turn_to(number)
-        if not reserve_here(run, stands, route.wants[number], for_ms) then
+        if not reserve_here(run, place, route.wants[number], for_ms) then
             return number
         end
     end
@@ -129,7 +129,7 @@ local function wait_at(number)
     end
     local here = record(run)
     if not here or here.s ~= 'waiting' then
-        go(run, entry_of(run, stands, route.wants[number], 'waiting'), 'waiting')
+        go(run, entry_of(run, place, route.wants[number], 'waiting'), 'waiting')
     end
     turn_to(1)
     key.is_left = key.is_left or home.s == 'waiting'
@@ -138,14 +138,14 @@ local function wait_at(number)
 end
 
 -- Keeps the keys before the one where the run waits, if it is aged; releases the others.
-local function keep_before(place)
-    local stop = route.order[place]
+local function keep_before(position)
+    local stop = route.order[position]
     turn_to(stop)
     local keeps = keeps_others(run, route.wants[stop], home)
     for at, number in ipairs(route.order) do
         turn_to(number)
-        if at < place and keeps then
-            keep_here(run, stands, route.wants[number], KEPT_MS)
+        if at < position and keeps then
+            keep_here(run, place, route.wants[number], KEPT_MS)
         elseif number == stop then
             local reserved = grant_for(run)
             if reserved then
@@ -167,19 +167,19 @@ end
 at_each(give_up_at)
 turn_to(1)
 home = home or {}
-stands = place_record(home, arrival, envelope, channel)
-local place = first_closed()
-local refused = not place and reserve_all()
+place = place_record(home, arrival, envelope, channel)
+local position = first_closed()
+local refused = not position and reserve_all()
 for each, number in ipairs(route.order) do
-    place = place or (number == refused and each or nil)
+    position = position or (number == refused and each or nil)
 end
-if place then
-    wait_at(route.order[place])
-    keep_before(place)
+if position then
+    wait_at(route.order[position])
+    keep_before(position)
 end
 at_each(hand_on_here)
-local at = place and route.order[place] or 1
+local at = position and route.order[position] or 1
 turn_to(at)
-local facts = facts_here(run, stands, place ~= nil)
+local facts = facts_here(run, place, position ~= nil)
 facts.at = at
 return reply_of_all(facts)

@@ -64,9 +64,9 @@ end
 lease_ms = tonumber(lease_ms)
 look(owner, run)
 local mine, reserved = grant_of(owner), grant_for(run)
-local told = repeated == '1' and not mine and answer_ended(reserved)
-if told then
-    return told
+local result = repeated == '1' and not mine and answer_ended(reserved)
+if result then
+    return result
 elseif key.alone and not (mine or reserved) then
     local left_ms = math.floor(key.alone.ends - now_ms)
     return { 'busy', integer(now), key.token or false, '0', key.alone.owner, key.alone.run, left_ms }
