@@ -25,7 +25,7 @@ _TEXTS = frozenset({str})
 
 # What distinguishes objects of a type in a digest. Other modules add types that this layer does not
 # know.
-told_by: dict[type[Any], Callable[[Any], Any]] = {
+forms: dict[type[Any], Callable[[Any], Any]] = {
     datetime.datetime: datetime.datetime.isoformat,  # before date, its base class
     datetime.date: datetime.date.isoformat,
     datetime.time: datetime.time.isoformat,
@@ -95,12 +95,12 @@ def _plain_object(value: Any) -> Any:
     for kind, exact in _PLAIN.items():
         if isinstance(value, kind):
             return exact(value)
-    if dataclasses.is_dataclass(value) and not _tells_itself(type(value)):
+    if dataclasses.is_dataclass(value) and not _has_own_text(type(value)):
         return plain(_fields(value))
     return value
 
 
-def _tells_itself(kind: type[Any]) -> bool:
+def _has_own_text(kind: type[Any]) -> bool:
     own: Any = (kind.__str__, kind.__format__)
     return bool(own != (object.__str__, object.__format__))
 
@@ -141,7 +141,7 @@ def digest(value: Any, *, task: str = "", instead: str = "lock_key={}") -> str:
             dictionary, as of a call's arguments, the message names the item.
     """
     try:
-        text = _encoded(value if _is_flat(value) else _told(plain(value)))
+        text = _encoded(value if _is_flat(value) else _stable(plain(value)))
     except Exception as error:  # users' own __json__, or a value that contains itself
         where = f"task {task}: " if task else ""
         raise LockKeyError(f"{where}{{digest}} {_why_not(value, error, instead)}", task) from error
@@ -164,16 +164,16 @@ class _FormlessError(TypeError):
     """An object is of a type that has no stable form."""
 
 
-def _told(value: Any) -> Any:
+def _stable(value: Any) -> Any:
     # A float keeps its point, as in JSON: 1 and 1.0 are two values on both sides.
     if type(value) in SCALARS:
         return value
     if isinstance(value, _Set):
-        return {"\0set": [_told(each) for each in value]}
+        return {"\0set": [_stable(each) for each in value]}
     if isinstance(value, list):
-        return [_told(each) for each in value]
+        return [_stable(each) for each in value]
     if isinstance(value, dict):
-        return {name: _told(each) for name, each in value.items()}
+        return {name: _stable(each) for name, each in value.items()}
     return _tagged(value)
 
 
@@ -182,14 +182,14 @@ def _tagged(value: Any) -> Any:
         return {"\0bytes": value.hex()}
     if isinstance(value, BaseException):
         return {f"\0{type(value).__qualname__}": str(value)}
-    for kind, told in told_by.items():
+    for kind, form in forms.items():
         if isinstance(value, kind):
-            return {f"\0{kind.__name__}": _told(plain(told(value)))}
+            return {f"\0{kind.__name__}": _stable(plain(form(value)))}
     if not isinstance(value, type):
         if callable(getattr(value, "model_dump", None)):
-            return _told(plain(value.model_dump()))
+            return _stable(plain(value.model_dump()))
         if dataclasses.is_dataclass(value):
-            return _told(plain(_fields(value)))
+            return _stable(plain(_fields(value)))
     raise _FormlessError(type(value).__name__)
 
 
@@ -208,7 +208,7 @@ def _why_not(value: Any, error: Exception, instead: str) -> str:
 
 def _is_formless(value: Any) -> bool:
     try:
-        _told(plain(value))
+        _stable(plain(value))
     except _FormlessError:
         return True
     return False

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from . import clock
 from .engine import async_acquisition
 from .engine.hold import Hold, HoldState
-from .engine.key_locks import KeyLock, tell_conflict
+from .engine.key_locks import KeyLock, report_conflict
 from .engine.lease import Lease
 from .engine.owners import (
     AnyTask,
@@ -232,7 +232,7 @@ class AsyncLock(KeyLock):
         if reply.status is Status.GRANTED:
             hold.upgraded_at = hold.depth - 1
             return None
-        await async_acquisition.tell(hold.store, lambda: tell_conflict(hold, reply))
+        await async_acquisition.report_in_thread(hold.store, lambda: report_conflict(hold, reply))
         return reply
 
     async def _ask(self, store: Store, task: AnyTask, patience: float | None) -> Reply | None:
@@ -240,7 +240,7 @@ class AsyncLock(KeyLock):
         reply = await async_acquisition.acquire(hold, timeout=patience)
         # Record a grant before anything is awaited; a cancellation would leave it without an owner.
         if reply.status is not Status.GRANTED:
-            await async_acquisition.tell(store, lambda: tell_conflict(hold, reply))
+            await async_acquisition.report_in_thread(store, lambda: report_conflict(hold, reply))
             return reply
         assert isinstance(hold, TaskHold)
         hold.notice = hold.on_interrupted = LossNotice(task, cancels=self._cancels)

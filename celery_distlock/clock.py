@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 
 _chance = random.Random()  # not the program's, which may have been seeded on purpose
 
@@ -40,4 +40,4 @@ def wait(event: threading.Event, timeout: float) -> bool:
     return event.wait(timeout)
 
 
-begin_anew(_chance.seed, ForkStage.IDENTITY)
+at_fork(_chance.seed, ForkStage.IDENTITY)

@@ -9,9 +9,9 @@ from celery_distlock.stores.values import ALONE, Reply, Status
 
 from .engine.acquisition import acquire, held_here, release
 from .engine.hold import Hold, HoldState
-from .engine.key_locks import KeyLock, tell_conflict
+from .engine.key_locks import KeyLock, report_conflict
 from .engine.lease import Lease
-from .engine.owners import AnyTask, end_turn, held_by, is_held_beside, owner_here
+from .engine.owners import AnyTask, end_turn, held_by, is_held_by_other_task, owner_here
 from .engine.upgrading import conflict, leave, upgrade, wants_upgrade
 from .errors import LockError, LockNotOwnedError
 from .naming import shown
@@ -109,7 +109,7 @@ class Lock(KeyLock):
         hold = self._new_hold(store, task)
         reply = acquire(hold, timeout=patience if blocks is None else 0.0)
         if reply.status is not Status.GRANTED:
-            tell_conflict(hold, reply)
+            report_conflict(hold, reply)
             if blocks is not None:  # what the other holder left of it is not enough
                 raise blocks
             return reply
@@ -126,7 +126,7 @@ class Lock(KeyLock):
 
     def _blocks_itself(self, store: Store, task: AnyTask | None) -> LockError | None:
         """Return the error to raise if waiting would block the task of this loop that has it."""
-        if task is None or not is_held_beside(task, store.identity, self.key):
+        if task is None or not is_held_by_other_task(task, store.identity, self.key):
             return None
         return LockError(
             f"lock {shown(self.key)!r} is held by another task of this event loop, which cannot"
@@ -148,7 +148,7 @@ class Lock(KeyLock):
                 self._leave(task, held_by(task))
                 end_turn(task, hold)
         if reply.status is not Status.GRANTED:
-            tell_conflict(hold, reply)
+            report_conflict(hold, reply)
             return reply
         hold.upgraded_at = hold.depth - 1
         return None

@@ -31,11 +31,11 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from celery_distlock.errors import Interruption, LockLostError, RecalledError
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 from celery_distlock.process.threads import DaemonThread, eventlet_patched, gevent_patched
 
 from .hold import LOST, Hold
-from .loops import Main, frame_of, task_beside, wake_loop
+from .loops import Main, frame_of, task_of_loop, wake_loop
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Guard:
         self._mutex = threading.RLock()
         self._armed = False
         self._due: Interruption | None = None
-        self._told: Interruption | None = None  # what was due when it was raised last
+        self._delivered: Interruption | None = None  # what was due when it was raised last
         self.raised: object = None  # the error raised, or its class
         self.again = False  # raise it again: Python dropped it, or it was deferred
         self._cancels = False  # whether a loop may have kept it, and its task is cancelled
@@ -97,7 +97,7 @@ class Guard:
             raise ending from None if isinstance(error, Interruption) else error
         finally:
             self._leave(late)
-        self._raise_untold_loss(late)
+        self._raise_undelivered_loss(late)
         return result
 
     def _listen(self) -> None:
@@ -153,20 +153,20 @@ class Guard:
         if self._armed:  # the interruption was raised where `_disarm` began
             self._disarm()
         is_cancelled = self._cancelled is not None
-        if isinstance(self._due, RecalledError) and not (is_cancelled or self._is_told(late)):
+        if isinstance(self._due, RecalledError) and not (is_cancelled or self._is_delivered(late)):
             for hold, outer in self._before.items():
                 if outer is not None:
                     outer(hold)
 
-    def _raise_untold_loss(self, late: bool) -> None:
+    def _raise_undelivered_loss(self, late: bool) -> None:
         if not isinstance(self._due, LockLostError):
             self._ensure_held()
-        elif self._cancels or not self._is_told(late):
+        elif self._cancels or not self._is_delivered(late):
             raise self.interruption()
 
-    def _is_told(self, late: bool) -> bool:
+    def _is_delivered(self, late: bool) -> bool:
         """Whether what is due was raised in the body; *late*: it was raised after that."""
-        return self._told is self._due and not (late or self.again)
+        return self._delivered is self._due and not (late or self.again)
 
     def _ensure_held(self) -> None:
         for hold in self._holds:
@@ -196,7 +196,7 @@ class Guard:
 
     def _send(self) -> None:
         if self._deliver.is_certain:  # before: it may be raised in this very thread
-            self._told = self._due
+            self._delivered = self._due
         self._deliver.send()
 
     def _send_again(self) -> None:
@@ -204,7 +204,7 @@ class Guard:
             time.sleep(AGAIN)
             with self._mutex:
                 if self._armed and self.again:
-                    self.again, self._told = False, None
+                    self.again, self._delivered = False, None
                     self._send()
 
     def interruption(self) -> Interruption:
@@ -215,15 +215,15 @@ class Guard:
     def take(self) -> Interruption | None:
         """Return the error to raise in the guarded thread now; only once."""
         due = self._due
-        if self._armed and due is not None and self._told is not due:
-            self._told, self.again = due, False
+        if self._armed and due is not None and self._delivered is not due:
+            self._delivered, self.again = due, False
             self.raised = error = type(due)(*due.args)
             return error
         return None
 
-    def tell_loop(self, frame: FrameType | None, *, always: bool = False) -> None:
+    def cancel_task_of_loop(self, frame: FrameType | None, *, always: bool = False) -> None:
         """Cancel the task that a loop runs, if the loop keeps what is raised in *frame*."""
-        main = task_beside(frame, self.is_around, always=always)
+        main = task_of_loop(frame, self.is_around, always=always)
         if main is not None:
             self._cancels = True
             # The loop is closed: the body goes on without it.
@@ -245,9 +245,9 @@ class Guard:
         else:
             self.again = True  # the task has ended, and the body goes on
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """Defer what there is to raise in the guarded thread, for a short time."""
-        if self._armed and self._due is not None and self._told is not self._due:
+        if self._armed and self._due is not None and self._delivered is not self._due:
             self.again = True
 
 
@@ -305,7 +305,7 @@ class _BySignal:
     def handle(_signal: int, frame: FrameType | None) -> None:
         if LEAVES_MUTEXES and _has_just_entered(frame):
             for guard in _guards_here():
-                guard.put_off()
+                guard.defer()
             return
         raise_what_is_due(frame)
 
@@ -315,7 +315,7 @@ def raise_what_is_due(frame: FrameType | None) -> None:
     for guard in _guards_here():
         error = guard.take()
         if error is not None:
-            guard.tell_loop(frame)
+            guard.cancel_task_of_loop(frame)
             raise error
 
 
@@ -344,7 +344,7 @@ class _ByLoop:
         self._thread = threading.get_ident()
 
     def send(self) -> None:
-        self._guard.tell_loop(frame_of(self._thread), always=True)
+        self._guard.cancel_task_of_loop(frame_of(self._thread), always=True)
 
     def finish(self) -> bool:
         return False
@@ -364,7 +364,7 @@ class _ByAsyncException:
         self._sent = True
         self._guard.raised = thrown = _without_arguments(self._guard.interruption())
         frame = frame_of(self._thread)
-        self._guard.tell_loop(frame)
+        self._guard.cancel_task_of_loop(frame)
         target, exception = ctypes.c_ulong(self._thread), ctypes.py_object(thrown)
         _set_exception(target, exception)
         wake_loop(frame, self._guard.is_around)
@@ -455,4 +455,4 @@ def _handles_signal() -> bool:
     return handler is _BySignal.handle
 
 
-begin_anew(_BySignal.ready.clear, ForkStage.THREADS)
+at_fork(_BySignal.ready.clear, ForkStage.THREADS)

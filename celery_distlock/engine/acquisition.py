@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, StoreError
 from celery_distlock.naming import shown
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 from celery_distlock.stores import AcquireRequest, Store
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import (
@@ -52,7 +52,7 @@ def _reset_shared_holds() -> None:
         defaults.shared_holds.after_fork()
 
 
-begin_anew(_reset_shared_holds, ForkStage.HOLDS)
+at_fork(_reset_shared_holds, ForkStage.HOLDS)
 
 
 def acquire(
@@ -229,7 +229,7 @@ def give_back(
         hold.find_lost(hold.why_lost(late, patience=GLANCE))
         return LOST
     if before is HELD:
-        hold.tell_released()
+        hold.report_released()
     return before
 
 

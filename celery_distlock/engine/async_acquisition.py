@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.naming import shown
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 from celery_distlock.process.request_threads import RequestThreads
 from celery_distlock.stores import Store
 from celery_distlock.stores.channels import Inbox
@@ -103,7 +103,7 @@ async def upgrade(hold: Hold, *, timeout: float | None) -> Reply:
 async def leave(hold: Hold) -> None:
     """Share again what an inner acquisition has upgraded, after that was undone; in any case."""
     if (share := leaving(hold)) is not None:
-        await tell(hold.store, share)
+        await report_in_thread(hold.store, share)
 
 
 async def call(store: Store, request: Callable[[], T]) -> T:
@@ -119,7 +119,7 @@ async def call(store: Store, request: Callable[[], T]) -> T:
         raise _silent(store) from None
 
 
-async def tell(store: Store, report: Callable[[], object]) -> None:
+async def report_in_thread(store: Store, report: Callable[[], object]) -> None:
     """Run *report* in a thread: its receivers may block."""
     with suppress(TimeoutError):
         await _threads_of(store).call(report, timeout=LIMIT)
@@ -302,4 +302,4 @@ def _threads_of(store: Store) -> RequestThreads:
 _Entrances: TypeAlias = "WeakValueDictionary[tuple[str, str], _Entrance]"
 _entrances_of: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Entrances]" = WeakKeyDictionary()
 _threads: "WeakKeyDictionary[Store, RequestThreads]" = WeakKeyDictionary()
-begin_anew(_threads.clear, ForkStage.THREADS)
+at_fork(_threads.clear, ForkStage.THREADS)

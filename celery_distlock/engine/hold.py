@@ -147,7 +147,7 @@ class Taker(Protocol):
     wanted: Key
 
 
-Teller: TypeAlias = Callable[[Callable[[], object]], object]
+Emitter: TypeAlias = Callable[[Callable[[], object]], object]
 
 
 def at_once(call: Callable[[], object]) -> None:
@@ -317,7 +317,7 @@ class Hold:
                 return False
             self.state = HELD
             self.depth = 1
-        self._tell(
+        self._emit(
             "lock_acquired",
             waited=now - self._wanted_since,
             waited_for=reply.waited_for or self._waited_for,
@@ -356,7 +356,7 @@ class Hold:
             self.want = want
             self.unconfirmed = False
             self.valid_until = reply.asked_at + believed(lease)
-        self._tell("lock_changed", units=want.units, capacity=want.capacity)
+        self._emit("lock_changed", units=want.units, capacity=want.capacity)
 
     def doubt(self) -> None:
         """Count as shared only, as a downgrade was not answered."""
@@ -373,13 +373,13 @@ class Hold:
         """Seconds since the grant."""
         return clock.monotonic() - self.held_since
 
-    def _tell(self, what: str, **facts: Any) -> None:
+    def _emit(self, what: str, **facts: Any) -> None:
         self.on_event(what, key=self.key, token=self.token, holder=self.owner, **facts)
 
     def _report(self, what: str, **facts: Any) -> Callable[[], None]:
         """Return a function that reports the event and keeps no reference to this hold."""
-        told = {"key": self.key, "token": self.token, "holder": self.owner, **facts}
-        return partial(self.on_event, what, **told)
+        event = {"key": self.key, "token": self.token, "holder": self.owner, **facts}
+        return partial(self.on_event, what, **event)
 
     @property
     def held(self) -> bool:
@@ -465,12 +465,12 @@ class Hold:
         return self.ownership().lease if self.renewable else self.remaining
 
     def renewed(
-        self, outcome: RenewOutcome, asked_at: float, lease: float, tell: Teller = at_once
+        self, outcome: RenewOutcome, asked_at: float, lease: float, emit: Emitter = at_once
     ) -> None:
         """
         Record the outcome of a renewal that was requested at *asked_at* for *lease* seconds.
 
-        *tell* is called with the function that reports it.
+        *emit* is called with the function that reports it.
         """
         if outcome.is_held:
             with self._mutex:
@@ -479,13 +479,13 @@ class Hold:
                 self.valid_until = max(self.valid_until, asked_at + believed(lease))
             if self.keeper is not None:
                 self.keeper.heartbeat()
-            tell(self._report("lock_renewed"))
+            emit(self._report("lock_renewed"))
             if outcome is RenewOutcome.RECALLED and not self.recalled:
-                self.recall(self.why_lost(SUPERSEDED), tell)
+                self.recall(self.why_lost(SUPERSEDED), emit)
         elif outcome is RenewOutcome.HELD:
-            self.lose(self.why_lost("another owner holds it"), tell)
+            self.lose(self.why_lost("another owner holds it"), emit)
         elif outcome is RenewOutcome.LOST:
-            self.lose(self.why_lost(GONE), tell)
+            self.lose(self.why_lost(GONE), emit)
         # UNKNOWN changes nothing: the lease holds until `valid_until`, and only until then.
 
     def renew(self, timeout: float) -> RenewOutcome:
@@ -495,8 +495,8 @@ class Hold:
         self.renewed(outcome, asked_at, wanted.lease)
         return outcome
 
-    def lose(self, reason: str, tell: Teller = at_once) -> None:
-        """Mark the key as lost. Reported once, by *tell*, and not after the hold has ended."""
+    def lose(self, reason: str, emit: Emitter = at_once) -> None:
+        """Mark the key as lost. Reported once, by *emit*, and not after the hold has ended."""
         with self._mutex:
             if self.state is not HELD:
                 return
@@ -504,9 +504,9 @@ class Hold:
             self._loss_reason = reason
             # A callback that is set later checks the state itself, or has a later grant.
             receiver = self.on_interrupted
-        self._interrupt(receiver, tell, "lock_lost", reason=reason)
+        self._interrupt(receiver, emit, "lock_lost", reason=reason)
 
-    def recall(self, by: str = SUPERSEDED, tell: Teller = at_once) -> None:
+    def recall(self, by: str = SUPERSEDED, emit: Emitter = at_once) -> None:
         """Ask its holder to leave, without taking the key. Reported once, as a loss is."""
         with self._mutex:
             if self.state is not HELD or self.recalled:
@@ -514,17 +514,17 @@ class Hold:
             self.recalled_by = by
             self.recalled = True
             receiver = self.on_interrupted if self.stops else None
-        self._interrupt(receiver, tell, "lock_recalled", by=by)
+        self._interrupt(receiver, emit, "lock_recalled", by=by)
 
     def _interrupt(
-        self, receiver: "Callable[[Hold], None] | None", tell: Teller, what: str, **facts: Any
+        self, receiver: "Callable[[Hold], None] | None", emit: Emitter, what: str, **facts: Any
     ) -> None:
         held = self.held_for
         try:  # first: a signal's receiver may hang or raise
             if receiver is not None:
                 receiver(self)
         finally:
-            tell(self._report(what, **facts, held=held))
+            emit(self._report(what, **facts, held=held))
 
     def interruption(self) -> Interruption | None:
         """Return the error that what runs under it must end with now; None: it goes on."""
@@ -548,11 +548,11 @@ class Hold:
     def find_lost(self, reason: str) -> None:
         """Report a loss that is noticed only after the hold has ended."""
         self._loss_reason = reason
-        self._tell("lock_lost", reason=reason, held=self.held_for)
+        self._emit("lock_lost", reason=reason, held=self.held_for)
 
-    def tell_released(self) -> None:
+    def report_released(self) -> None:
         """Report that it was released while it was held."""
-        self._tell("lock_released", held=clock.monotonic() - self.held_since)
+        self._emit("lock_released", held=clock.monotonic() - self.held_since)
 
     def extend(self, seconds: float) -> None:
         """

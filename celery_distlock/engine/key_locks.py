@@ -198,7 +198,7 @@ def key_wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any, rat
     return Key(key, capacity=capacity, weight=weight, shared=shared, rate=rate)
 
 
-def tell_conflict(hold: Hold, reply: Reply) -> None:
+def report_conflict(hold: Hold, reply: Reply) -> None:
     """Report that *hold* was not granted."""
     hold.on_event("lock_conflict", key=hold.key, holder=reply.holder, remaining=reply.remaining)
 

@@ -49,7 +49,7 @@ def frame_of(thread: int) -> FrameType | None:
                 gc.enable()
 
 
-def task_beside(
+def task_of_loop(
     innermost: FrameType | None,
     is_outermost: Callable[[FrameType], bool],
     *,
@@ -66,9 +66,9 @@ def task_beside(
     for frame in _frames(innermost, is_outermost):
         in_step = in_step or _is_in(frame, *_RUNS_A_STEP)
         if _is_in(frame, *_RUNS_A_TASK):
-            return _beside(frame.f_locals.get("future"), always) if in_step else None
+            return _task_to_end(frame.f_locals.get("future"), always) if in_step else None
         if _is_in(frame, *_RUNS_ANY_LOOP):
-            return _beside(frame.f_locals.get("task"), always)
+            return _task_to_end(frame.f_locals.get("task"), always)
     return None
 
 
@@ -100,7 +100,7 @@ def _go_on() -> None:
     """Do nothing: the pending exception is raised on the way here."""
 
 
-def _beside(main: object, always: bool) -> Main | None:
+def _task_to_end(main: object, always: bool) -> Main | None:
     """Return what a loop must complete, unless it runs a step of that very task now."""
     if not isinstance(main, asyncio.Future):
         return None

@@ -15,7 +15,7 @@ from asyncio import _get_running_loop
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
-from celery_distlock.process.forks import ForkStage, PerProcess, begin_anew
+from celery_distlock.process.forks import ForkStage, PerProcess, at_fork
 from celery_distlock.process.threads import PerThread, greenlets_library
 
 from .hold import Hold
@@ -28,7 +28,7 @@ _of_threads: PerThread[Holds] = PerThread(dict)
 _of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
     WeakKeyDictionary, ForkStage.HOLDS
 )
-begin_anew(_of_threads.forget, ForkStage.HOLDS)
+at_fork(_of_threads.forget, ForkStage.HOLDS)
 
 
 def current_task() -> AnyTask | None:
@@ -67,7 +67,7 @@ def tasks_that_took(taker: object) -> list[AnyTask]:
     return [task for task in alive if any(taker in hold.takers for hold in held_by(task).values())]
 
 
-def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
+def is_held_by_other_task(task: AnyTask, identity: str, key: str) -> bool:
     """Return whether another task of *task*'s loop, which must not be blocked, has the key."""
     alive = (each() for each in _of_tasks.value.keyrefs())
     others = [each for each in alive if each is not None and each is not task]

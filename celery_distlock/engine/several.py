@@ -75,5 +75,5 @@ def release_by(holds: Sequence[Hold], ask: Callable[[], Reply]) -> Reply:
     for hold, state in zip(holds, before, strict=True):
         erase(hold)
         if state is HoldState.HELD:
-            hold.tell_released()
+            hold.report_released()
     return reply

@@ -56,7 +56,7 @@ class LossNotice:
         self._before = task.cancelling()
         self._listens = True
         self._cancelled = False
-        self._untold = threading.Lock()  # taken by the call that notifies
+        self._once = threading.Lock()  # taken by the call that notifies
 
     def __call__(self, hold: Hold) -> None:
         """
@@ -65,7 +65,7 @@ class LossNotice:
         Both the finder of the loss and the code that begins to listen may call this: receivers of
         signals run between the loss and its notice.
         """
-        if not self._untold.acquire(blocking=False):
+        if not self._once.acquire(blocking=False):
             return
         if self._cancels:
             try:

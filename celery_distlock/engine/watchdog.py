@@ -21,7 +21,7 @@ from celery_distlock import clock
 from celery_distlock.errors import LockLostError
 from celery_distlock.naming import shown
 from celery_distlock.process.background import Background
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 from celery_distlock.process.notifications import log, notify
 from celery_distlock.process.threads import DaemonThread
 from celery_distlock.stores.base import Store, batches
@@ -300,4 +300,4 @@ def watchdog(store: Store) -> Watchdog:
 
 
 _watchdogs: "WeakKeyDictionary[Store, Watchdog]" = WeakKeyDictionary()
-begin_anew(_watchdogs.clear, ForkStage.THREADS)
+at_fork(_watchdogs.clear, ForkStage.THREADS)

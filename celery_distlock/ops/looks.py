@@ -104,9 +104,9 @@ def holds_named(info: KeyState, holder: str = "", *, many: bool = False) -> list
 
 def _names(info: KeyState, hold: HoldInfo) -> set[str]:
     """Return the names by which an operator may select *hold*."""
-    who, token = hold.who, str(info.token) if info.token > 0 else ""
-    process = {str(who.pid), f"{who.host}:{who.pid}"} if who.pid else set()
-    return {who.owner, who.task_id, token, *process} - {""}
+    holder, token = hold.who, str(info.token) if info.token > 0 else ""
+    process = {str(holder.pid), f"{holder.host}:{holder.pid}"} if holder.pid else set()
+    return {holder.owner, holder.task_id, token, *process} - {""}
 
 
 def _listed(holds: Sequence[HoldInfo]) -> str:
@@ -118,12 +118,12 @@ def _listed(holds: Sequence[HoldInfo]) -> str:
 
 def waiter_info(place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
     """Return *waiter*, as the store describes it, for display."""
-    who = Holder.of(waiter.owner)
+    name = Holder.of(waiter.owner)
     if waiter.run:
-        who = Holder(waiter.task, task_id_of(waiter.run))
+        name = Holder(waiter.task, task_id_of(waiter.run))
     came, want = known_time(waiter.since), waiter.want
     came += want.ahead / 1000 if came else 0.0
-    return WaiterInfo(place, kind, who, came, want, waiter.due, waiter.leaves)
+    return WaiterInfo(place, kind, name, came, want, waiter.due, waiter.leaves)
 
 
 def _limit(limit: Limit) -> Limit:

@@ -197,7 +197,7 @@ class StoreCollector(Collector):
         except StoreUnavailableError:
             raise
         except StoreError as error:
-            self._complaints.tell(str(error), "some metrics are left out: %s", error)
+            self._complaints.report(str(error), "some metrics are left out: %s", error)
 
     def _never_falling(self, found: list[Sample]) -> list[Sample]:
         raised = []

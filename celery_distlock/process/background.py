@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from weakref import WeakSet
 
-from .forks import ExitStage, ForkStage, at_exit, begin_anew
+from .forks import ExitStage, ForkStage, at_exit, at_fork
 from .log_lines import log_safely
 from .threads import DaemonThread
 
@@ -99,7 +99,7 @@ class Background:
             self.calls.put(done.set)
             done.wait(timeout)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget the thread and its queue, in a forked child."""
         self.calls = None
         self._mutexes = {}
@@ -156,8 +156,8 @@ class BackgroundNotifier(Background):
             if self._every_round is not None:
                 self._do(self._every_round)
 
-    def begin_anew(self) -> None:
-        super().begin_anew()
+    def reset(self) -> None:
+        super().reset()
         self._rounds = threading.Lock()
 
     def _run(self, calls: _Calls) -> None:
@@ -185,9 +185,9 @@ _backgrounds: WeakSet[Background] = WeakSet()
 _notifiers: WeakSet[BackgroundNotifier] = WeakSet()
 
 
-def _begin_anew() -> None:
+def _reset_all() -> None:
     for each in list(_backgrounds):
-        each.begin_anew()
+        each.reset()
 
 
 def finish_all(**_: object) -> None:
@@ -196,5 +196,5 @@ def finish_all(**_: object) -> None:
         each.finish(LAST_MOMENT)
 
 
-begin_anew(_begin_anew, ForkStage.THREADS)
+at_fork(_reset_all, ForkStage.THREADS)
 at_exit(finish_all, ExitStage.NOTIFICATIONS)

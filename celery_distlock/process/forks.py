@@ -6,7 +6,7 @@ Callbacks for forks and for the exit of the process, registered in one place.
   and redis-py have locks. A lock that another thread holds at that moment stays locked in the
   child, which then hangs at its first message to the broker or, with redis-py 8, before its first
   task.
-- `PerProcess` is a value that a forked child re-creates; `begin_anew` registers a callback. They
+- `PerProcess` is a value that a forked child re-creates; `at_fork` registers a callback. They
   are called in the order of `ForkStage`, and within a stage in the order of their registration.
 - `at_exit` registers cleanup at the exit of the process, in the order of `ExitStage`.
 """
@@ -64,7 +64,7 @@ class PerProcess(Generic[T]):
 
     def __init__(self, make: Callable[[], T], stage: ForkStage) -> None:
         self._make = make
-        begin_anew(self.reset, stage)
+        at_fork(self.reset, stage)
 
     def __getattr__(self, name: str) -> Any:  # called for missing attributes only
         if name != "value":
@@ -88,7 +88,7 @@ _gate = threading.Lock()  # held while a thread forks
 _fork = threading.local()
 
 
-def begin_anew(callback: Callback, stage: ForkStage) -> None:
+def at_fork(callback: Callback, stage: ForkStage) -> None:
     """Call *callback* in each forked child. What it raises is logged."""
     _in_child[stage].append(callback)
 

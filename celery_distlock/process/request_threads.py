@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from .forks import ExitStage, ForkStage, at_exit, begin_anew
+from .forks import ExitStage, ForkStage, at_exit, at_fork
 from .threads import DaemonThread
 
 logger = logging.getLogger(__name__)
@@ -197,5 +197,5 @@ def _finish() -> None:
 
 
 _all: WeakSet[RequestThreads] = WeakSet()
-begin_anew(_all.clear, ForkStage.THREADS)
+at_fork(_all.clear, ForkStage.THREADS)
 at_exit(_finish, ExitStage.RELEASES)

@@ -14,11 +14,11 @@ from celery.app.task import Context
 from kombu.message import Message
 
 from celery_distlock import signals
-from celery_distlock.arguments import told_by
+from celery_distlock.arguments import forms
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.errors import ConfigurationError, LockConflictError
 from celery_distlock.policies import may_refuse
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import (
     Ability,
@@ -324,7 +324,7 @@ def _free_in_child() -> None:
             cached.lock = threading.RLock()  # Python 3.11 has one for all instances
 
 
-begin_anew(_free_in_child, ForkStage.IDENTITY)
+at_fork(_free_in_child, ForkStage.IDENTITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +433,7 @@ def _expect_conflicts(task: type[Any]) -> None:
 
 
 mask_urls()
-told_by[Context] = lambda request: [request.id, request.retries]  # Celery calls errbacks with one
+forms[Context] = lambda request: [request.id, request.retries]  # Celery calls errbacks with one
 defaults.store = staticmethod(_current_store)
 defaults.stores = staticmethod(_known_stores)
 defaults.on_event = signals.send

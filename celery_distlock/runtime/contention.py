@@ -17,7 +17,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.policies import Decision
 from celery_distlock.stores import QueueStore, StandRequest
-from celery_distlock.stores.queue_store import stand
+from celery_distlock.stores.queue_store import reserve_or_queue
 from celery_distlock.stores.values import Reply, Status
 
 from .call_rules import answer_second_call
@@ -247,17 +247,17 @@ class Contention:
         run = self._invocation.execution_id
         request = StandRequest(run, route, arrival, park_request, comes=True)
         request = request._replace(owners=[owners.get(each.template, "") for each in wanted])
-        reply = self._stand(request, taken)
+        reply = self._reserve_or_queue(request, taken)
         self._store.dispatch(reply.wake)
         self._requeueing.leave_reservations(*route.names)
         self._invocation.missing = list(wanted)
         at = [slot_name(each.template) for each in wanted].index(reply.at)
         return wanted[at], reply
 
-    def _stand(self, request: StandRequest, taken: list[Hold]) -> Reply:
+    def _reserve_or_queue(self, request: StandRequest, taken: list[Hold]) -> Reply:
         store = QueueStore.of(self._store)
         try:
-            reply = release_by(taken, lambda: stand(store, request))
+            reply = release_by(taken, lambda: reserve_or_queue(store, request))
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)
             raise

@@ -19,7 +19,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
 from celery_distlock.stores import Ability, QueueStore, ReleaseRequest, StandRequest, Store
 from celery_distlock.stores.identities import new_owner
-from celery_distlock.stores.queue_store import stand_and_send
+from celery_distlock.stores.queue_store import reserve_or_queue_and_send
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.values import (
     ALONE,
@@ -162,13 +162,13 @@ class Requeueing:
     ) -> None:
         """Park the next execution at its keys; if that fails, send it in *delay* seconds."""
         run, route = self._next_execution_id(), self.route(hold.wanted for hold in taken)
-        stand = StandRequest(run, route, arrival, self._request_for(sealed))
+        request = StandRequest(run, route, arrival, self._request_for(sealed))
         try:
             if len(taken) == 1:
-                self._park_at(taken[0].wanted, stand)
+                self._park_at(taken[0].wanted, request)
                 self._pass_identity_on(taken[0].key, run)
             else:
-                stand_and_send(QueueStore.of(self._store), stand)
+                reserve_or_queue_and_send(QueueStore.of(self._store), request)
         except StoreUnavailableError:
             self._publish(sealed, delay)
 
@@ -185,15 +185,15 @@ class Requeueing:
             identity = Identity(name, unique.until, silent=silent)
             QueueStore.of(self._store).calls.inherit(key, identity, run)
 
-    def _park_at(self, key: Key, stand: StandRequest) -> None:
+    def _park_at(self, key: Key, request: StandRequest) -> None:
         """Park a run at its only key; dispatch it at once if the key has room."""
-        terms, run = self._invocation.plan.terms, stand.run
+        terms, run = self._invocation.plan.terms, request.run
         hold = Hold(self._store, key, terms, label=self._report.name, run=run)
-        hold.arrival = stand.arrival
-        reply = acquire(hold, park=stand.park_request)
+        hold.arrival = request.arrival
+        reply = acquire(hold, park=request.park_request)
         if reply.status is Status.GRANTED:  # our lock was lost, or there is room for both
-            store, stand = QueueStore.of(self._store), stand._replace(owners=[hold.owner])
-            release_by([hold], lambda: stand_and_send(store, stand))
+            store, request = QueueStore.of(self._store), request._replace(owners=[hold.owner])
+            release_by([hold], lambda: reserve_or_queue_and_send(store, request))
 
     def _next_execution_id(self) -> str:
         return self._invocation.execution_id_for(self._invocation.header.number + 1)

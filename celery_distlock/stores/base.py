@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 
 from .channels import Inbox, PollingInbox
 from .findings import Finding
@@ -46,7 +46,7 @@ class Complaints:
     def __init__(self) -> None:
         self._logged: set[Hashable] = set()
 
-    def tell(self, about: Hashable, words: str, *facts: object) -> None:
+    def report(self, about: Hashable, words: str, *facts: object) -> None:
         """Log *words* as an error, unless something was logged about *about* before."""
         if about not in self._logged:
             if len(self._logged) >= self.REMEMBERED:
@@ -301,4 +301,4 @@ def batches(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 _connected: WeakSet[Connected] = WeakSet()
-begin_anew(_forget_connections, ForkStage.CONNECTIONS)
+at_fork(_forget_connections, ForkStage.CONNECTIONS)

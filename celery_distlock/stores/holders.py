@@ -116,13 +116,13 @@ def holds_of(state: "KeyState", alone: "HolderRecord") -> tuple[HoldInfo, ...]:
 
 
 def _hold(record: "HolderRecord", state: "KeyState", waits_for: "KeyState | None") -> HoldInfo:
-    kind, who = "held", Holder.of(record.owner)
+    kind, holder = "held", Holder.of(record.owner)
     if is_resting(record.owner):
-        kind, who = "resting", Holder("", "", owner=record.owner)
+        kind, holder = "resting", Holder("", "", owner=record.owner)
     elif record.owner.startswith(PARKED):
         task = record.task or (state.task if record.run == state.run else "")
-        kind, who = "waking", Holder(task, task_id_of(record.run), owner=record.owner)
-    elif not who.task_id:
-        who = who._replace(task_id=task_id_of(record.run))
+        kind, holder = "waking", Holder(task, task_id_of(record.run), owner=record.owner)
+    elif not holder.task_id:
+        holder = holder._replace(task_id=task_id_of(record.run))
     since, left = known_time(record.since), record.remaining
-    return HoldInfo(who, kind, record.units, record.slot, since, left, record.asked, waits_for)
+    return HoldInfo(holder, kind, record.units, record.slot, since, left, record.asked, waits_for)

@@ -373,13 +373,13 @@ class Timetable(ABC):
 
     @abstractmethod
     def claim_due(
-        self, who: str, inbox: Inbox, seconds: float, settled: Settled = NO_CLAIM
+        self, process: str, inbox: Inbox, seconds: float, settled: Settled = NO_CLAIM
     ) -> Claim:
         """
         Become or remain the ticker for *seconds*, and claim the keys that are due. One attempt.
 
         Args:
-            who: The name of the caller, one word.
+            process: The name of the calling process, one word.
             inbox: Notified when a key becomes due earlier than any that was known.
             seconds: 0: stop being the ticker.
             settled: The outcome of the previous claim.
@@ -394,8 +394,8 @@ class Timetable(ABC):
         """
 
     @abstractmethod
-    def ticker_inbox(self, who: str) -> Inbox:
-        """Return the inbox in which the ticker *who* waits."""
+    def ticker_inbox(self, process: str) -> Inbox:
+        """Return the inbox in which *process* waits as the ticker."""
 
     @abstractmethod
     def dues(self) -> Dues:

@@ -35,8 +35,8 @@ __all__ = [
     "QueueStore",
     "UnsendableError",
     "ready",
-    "stand",
-    "stand_and_send",
+    "reserve_or_queue",
+    "reserve_or_queue_and_send",
 ]
 
 logger = logging.getLogger(__name__)
@@ -274,7 +274,7 @@ class Publishers:
 
 
 def _report_unsendable(wake: WokenTask, error: UnsendableError) -> None:
-    _complaints.tell(
+    _complaints.report(
         (wake.name, wake.run),
         "the message of run %r, parked at %r, cannot be sent (%s); `celery locks drop %s` removes"
         " it from the queue",
@@ -288,7 +288,7 @@ def _report_unsendable(wake: WokenTask, error: UnsendableError) -> None:
 _complaints = Complaints()
 
 
-def stand(store: QueueStore, request: StandRequest) -> Reply:
+def reserve_or_queue(store: QueueStore, request: StandRequest) -> Reply:
     """
     Reserve all of its keys for a run, or queue it at the key that refuses it now.
 
@@ -299,9 +299,9 @@ def stand(store: QueueStore, request: StandRequest) -> Reply:
     return _try(store.parking, request, counts=False)
 
 
-def stand_and_send(store: QueueStore, request: StandRequest) -> Reply:
-    """Reserve all keys of a run or queue it, like :func:`stand`; send the runs that this wakes."""
-    reply = stand(store, request)
+def reserve_or_queue_and_send(store: QueueStore, request: StandRequest) -> Reply:
+    """Do as :func:`reserve_or_queue`, and send the runs that this wakes."""
+    reply = reserve_or_queue(store, request)
     store.dispatch(reply.wake)
     return reply
 
@@ -321,7 +321,7 @@ def ready(store: QueueStore, wake: WokenTask) -> Iterator[WokenTask]:
             yield wake
         elif wake.name not in route.names or len(route.names) > MOST_KEYS:
             words = "the record at %r of the run %r with several keys is invalid"
-            _complaints.tell(wake, words, shown(wake.name), shown(wake.run))
+            _complaints.report(wake, words, shown(wake.name), shown(wake.run))
         elif tries == MOST_TRIES:
             store.timetable.note_due({wake.name: SOON})
         else:
@@ -342,8 +342,8 @@ def _try_each(parking: Parking, request: StandRequest, *, counts: bool) -> Reply
     for _ in range(ATTEMPTS):
         arrival, is_aged, waits = request.arrival, False, []
         for number, name in enumerate(names):
-            reply, tells_aged = parking.try_one(request, number, arrival, counts=counts)
-            arrival, is_aged = reply.arrival, is_aged or tells_aged
+            reply, now_aged = parking.try_one(request, number, arrival, counts=counts)
+            arrival, is_aged = reply.arrival, is_aged or now_aged
             waits += [name] if reply.at and number else []
             woken += _each_of(reply.wake)
             if reply.status is not Status.RESERVED:

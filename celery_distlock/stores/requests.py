@@ -76,7 +76,7 @@ class StandRequest(NamedTuple):
     """
     A request to reserve all keys of a run, or to wait for them.
 
-    See :func:`celery_distlock.stores.queue_store.stand`.
+    See :func:`celery_distlock.stores.queue_store.reserve_or_queue`.
 
     Attributes:
         run: As in `AcquireRequest`.

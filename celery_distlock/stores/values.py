@@ -316,7 +316,7 @@ class RenewOutcome(enum.Enum):
 
     RENEWED = "renewed"
     RECALLED = "renewed, and asked to leave"
-    HELD = "held by somebody else"
+    HELD = "held by another owner"
     LOST = "gone"
     UNKNOWN = "the store did not answer"
 

@@ -15,7 +15,7 @@ from celery.signals import worker_process_shutdown
 
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier, finish_all
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 from celery_distlock.stores import Store
 
 from . import events, tracing
@@ -89,4 +89,4 @@ def _task_of(sender: Any) -> str:
 
 _notifier = BackgroundNotifier("distlock-counts", _count)
 worker_process_shutdown.connect(finish_all)
-begin_anew(_seen.clear, ForkStage.TELEMETRY)  # the parent counts its own signals
+at_fork(_seen.clear, ForkStage.TELEMETRY)  # the parent counts its own signals

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_distlock.process.background import LAST_MOMENT, BackgroundNotifier
-from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.forks import ForkStage, at_fork
 
 MOST = 10_000  # open spans
 
@@ -82,4 +82,4 @@ def _much(facts: Mapping[str, Any]) -> dict[str, int]:
     return {f"distlock.{name}": facts[name] for name in names}
 
 
-begin_anew(_open.clear, ForkStage.TELEMETRY)
+at_fork(_open.clear, ForkStage.TELEMETRY)

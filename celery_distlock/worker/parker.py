@@ -27,7 +27,7 @@ from celery_distlock.runtime.messages import destination_of, leaves_in, seal_mes
 from celery_distlock.runtime.reporting import PARKED, Report, is_aborted, parked_info
 from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.stores import QueueStore, StandRequest, Store
-from celery_distlock.stores.queue_store import stand_and_send
+from celery_distlock.stores.queue_store import reserve_or_queue_and_send
 from celery_distlock.stores.values import ALONE, KeyState, ParkRequest, Reply, Status, Want
 
 from .arrival import PATIENCE, Arrival, look_at, may_run_at_once
@@ -165,8 +165,8 @@ class Parker:
                 arrival.key, run, request, PATIENCE, arrival.stamp, **more
             )
         route = route_of(arrival.keys, request.task, request.destination)
-        stand = StandRequest(run, route, arrival.stamp, request, timeout=PATIENCE)
-        return stand_and_send(store, stand)
+        reservation = StandRequest(run, route, arrival.stamp, request, timeout=PATIENCE)
+        return reserve_or_queue_and_send(store, reservation)
 
     def _sealed(self, arrival: Arrival) -> tuple[ParkRequest, str]:
         """Return the request that parks the message, and the execution's id."""

@@ -145,8 +145,8 @@ def _queued_before(
         others = in_flight.wants(name, queued)
         if others and not has_room(want, others, (used or {}).get(key.template, 0)):
             identity, request = next(iter(queued.items()))
-            who = f"{request.name}[{identity}], which waits for a process"
-            return Taken(key.template, who, request.run, 0.0)
+            holder = f"{request.name}[{identity}], which waits for a process"
+            return Taken(key.template, holder, request.run, 0.0)
     return None
 
 

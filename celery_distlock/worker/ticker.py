@@ -42,7 +42,7 @@ class Ticker:
 
     def __init__(self, store: QueueStore) -> None:
         self._store = store
-        self._who = f"{os.getpid()}@{socket.gethostname()}:{uuid.uuid4().hex[:8]}"
+        self._process = f"{os.getpid()}@{socket.gethostname()}:{uuid.uuid4().hex[:8]}"
         self._inbox: Inbox | None = None
         self._stopped = threading.Event()
         self._turn = threading.Lock()  # for requests to the store: none follows the resignation
@@ -95,7 +95,7 @@ class Ticker:
         and ignore notifications until then.
         """
         if self._inbox is None:
-            self._inbox = self._store.timetable.ticker_inbox(self._who)
+            self._inbox = self._store.timetable.ticker_inbox(self._process)
         was_led, self._is_led = self._is_led, False
         if was_led and (left := self._store.timetable.led_for()):
             return self._wait_for_another(left)
@@ -125,13 +125,13 @@ class Ticker:
             if self._stopped.is_set():
                 return Claim(False, math.inf)
             assert self._inbox is not None
-            return self._store.timetable.claim_due(self._who, self._inbox, VALID_FOR, settled)
+            return self._store.timetable.claim_due(self._process, self._inbox, VALID_FOR, settled)
 
     def _resign(self) -> None:
         try:
             with self._turn:
                 if self._inbox is not None:
-                    self._store.timetable.claim_due(self._who, self._inbox, 0.0)
+                    self._store.timetable.claim_due(self._process, self._inbox, 0.0)
         except StoreError as error:
             logger.debug("another ticker takes over in a few seconds: %s", error)
 

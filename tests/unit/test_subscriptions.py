@@ -20,7 +20,7 @@ class Deaf:
 @pytest.mark.usefixtures("quick_turns")
 def test_threads_that_come_and_go_do_not_disturb_a_search_for_a_waiter():
     post = WaiterSubscriptions(Deaf)
-    post._connection.hears = lambda channel: True
+    post._connection.is_subscribed = lambda channel: True
     disturbed = []
 
     def come_and_go(name):
@@ -29,7 +29,7 @@ def test_threads_that_come_and_go_do_not_disturb_a_search_for_a_waiter():
                 inbox = PubSubInbox(
                     f"{name}-{number}", lambda: (post, PushTarget("channel", False))
                 )
-                post._heard(number % 2 == 0)
+                post._on_confirmed(number % 2 == 0)
                 inbox.close()
         except RuntimeError as error:
             disturbed.append(error)

@@ -282,11 +282,11 @@ def wants_label(want: Want) -> str:
 
 def hold_cells(hold: HoldInfo, now: float, *, brief: bool = False) -> list[str]:
     """Return a row under `HOLD_COLUMNS`; *now* in seconds since the epoch; *brief*: only ages."""
-    who = hold.who
+    holder = hold.who
     return [
-        printable(who.name),
-        printable(who.task_id),
-        "(waits)" if hold.waits_for else _WITHOUT_WORKER.get(hold.state) or worker_label(who),
+        printable(holder.name),
+        printable(holder.task_id),
+        "(waits)" if hold.waits_for else _WITHOUT_WORKER.get(hold.state) or worker_label(holder),
         str(hold.units),
         str(hold.slot) if hold.slot >= 0 else "",
         ago(hold.since, now) if brief else since(hold.since, now),

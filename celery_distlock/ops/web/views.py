@@ -118,9 +118,9 @@ class Views:
         body = await _body(request, "token")
         name = self._sessions.log_in(_text(body, "token"))
         if name is None:
-            logger.warning("%s gave a wrong token", _who(request))
+            logger.warning("%s gave a wrong token", _client(request))
             raise HTTPException(403, "the token is wrong")
-        logger.info("%s has logged in", _who(request))
+        logger.info("%s has logged in", _client(request))
         response = Json({})
         response.set_cookie(
             self._sessions.cookie,
@@ -232,7 +232,7 @@ class Views:
         key = _key(_text(body, "name"))
         author, reason = _operator(request, body)
         sent = await self._do(lambda: self._admin.wake(key, author=author, reason=reason))
-        logger.warning("%s woke %d tasks at %r", _who(request), sent, key)
+        logger.warning("%s woke %d tasks at %r", _client(request), sent, key)
         return Json({"sent": sent})
 
     async def drop(self, request: Request) -> Response:
@@ -244,11 +244,11 @@ class Views:
             lambda: self._admin.drop(task_id, key, author=author, reason=reason)
         )
         if not dropped:
-            logger.info("%s dropped nothing: %r is not waiting", _who(request), task_id)
+            logger.info("%s dropped nothing: %r is not waiting", _client(request), task_id)
             raise HTTPException(409, "nothing was dropped: the task is no longer waiting")
         for each in dropped:
             task = f"{each.task}[{each.task_id}]"
-            logger.warning("%s dropped %r from the queue of %r", _who(request), task, key)
+            logger.warning("%s dropped %r from the queue of %r", _client(request), task, key)
         return Json({"dropped": len(dropped)})
 
     async def limit(self, request: Request) -> Response:
@@ -278,7 +278,7 @@ class Views:
             )
         except (ValueError, ConfigurationError) as error:
             raise HTTPException(400, str(error)) from None
-        logger.warning("%s %s %r", _who(request), did, key)
+        logger.warning("%s %s %r", _client(request), did, key)
         return Json({"lock": _lock(done.after, clock.wall())})
 
     async def _do(self, change: Callable[[], T]) -> T:
@@ -301,9 +301,9 @@ async def _holder_in(request: Request) -> tuple[str, dict[str, Any]]:
 def _outcome(request: Request, did: str, lock: KeyState, of: Sequence[HoldInfo]) -> Response:
     """Return the answer to a request that *did* something to the holder *of* a key, or nothing."""
     if not of:
-        logger.info("%s %s nothing: %r has changed hands", _who(request), did, lock.key)
+        logger.info("%s %s nothing: %r has changed hands", _client(request), did, lock.key)
         raise HTTPException(409, f"nothing was {did}: the key has changed hands, or is free")
-    logger.warning("%s %s %r, which %r held", _who(request), did, lock.key, str(of[0].who))
+    logger.warning("%s %s %r, which %r held", _client(request), did, lock.key, str(of[0].who))
     return Json({"lock": _lock(lock, clock.wall())})
 
 
@@ -407,7 +407,7 @@ def _waiter(waiter: WaiterInfo, now: float) -> dict[str, Any]:
     }
 
 
-def _who(request: Request) -> str:
+def _client(request: Request) -> str:
     return f"{request.client.host}:{request.client.port}" if request.client else "unknown client"
 
 

@@ -131,16 +131,16 @@ class Answer(Fields):
         ]
 
 
-def _woken(name: str, told: Fields, envelope: bytes) -> WokenTask:
-    route = told.text("route")
+def _woken(name: str, fields: Fields, envelope: bytes) -> WokenTask:
+    route = fields.text("route")
     return WokenTask(
         name,
-        told.text("run"),
+        fields.text("run"),
         envelope,
         Route.read(route) if route else None,
-        givers=tuple(filter(None, told.text("givers").split("\n"))),
-        returned=told.flag("returned"),
-        published=told.flag("published"),
+        givers=tuple(filter(None, fields.text("givers").split("\n"))),
+        returned=fields.flag("returned"),
+        published=fields.flag("published"),
     )
 
 

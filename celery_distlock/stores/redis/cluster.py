@@ -74,7 +74,7 @@ class Cluster(Topology):
             is_to_be_left = _are_brief(calls) and self._nodes.at(owner).silent
             if not is_to_be_left and not self._map.doubts(owner):
                 return self._ask(owner, calls, patience, turns)
-        return self._ask_beside(calls, groups, patience, turns)
+        return self._ask_in_threads(calls, groups, patience, turns)
 
     def _by_owner(self, calls: Sequence[Command], until: float) -> dict[HostPort, list[int]]:
         known = self._map.get(until)
@@ -83,7 +83,7 @@ class Cluster(Topology):
             groups.setdefault(call.node or known.owner(call.key), []).append(number)
         return groups
 
-    def _ask_beside(
+    def _ask_in_threads(
         self,
         calls: Sequence[Command],
         groups: dict[HostPort, list[int]],
@@ -92,22 +92,22 @@ class Cluster(Topology):
     ) -> list[Any]:
         """Ask each node in a thread; wait only a moment for those that were already silent."""
         answers: list[Any] = [None] * len(calls)
-        heard: queue.SimpleQueue[tuple[HostPort, Any]] = queue.SimpleQueue()
+        results: queue.SimpleQueue[tuple[HostPort, Any]] = queue.SimpleQueue()
         awaited, began = set(groups), clock.monotonic()
         hopeful = {owner for owner in groups if not self._nodes.at(owner).silent}
         briefly = bool(hopeful) or _are_brief(calls)
         for owner, numbers in groups.items():
             asked = [calls[number] for number in numbers]
-            work = functools.partial(self._tell, heard, owner, asked, patience, turns)
+            work = functools.partial(self._put_answers, results, owner, asked, patience, turns)
             try:
-                self._nodes.at(owner).ask_beside(patience.timeout, work, sparingly=briefly)
+                self._nodes.at(owner).ask_in_thread(patience.timeout, work, sparingly=briefly)
             except ANSWERLESS as error:
-                heard.put((owner, [error] * len(asked)))
+                results.put((owner, [error] * len(asked)))
         brief = began + min(BRIEF, patience.timeout / 4)
         while awaited:
             until = brief if briefly and not hopeful & awaited else patience.until
             try:
-                owner, found = heard.get(timeout=max(0.0, until - clock.monotonic()))
+                owner, found = results.get(timeout=max(0.0, until - clock.monotonic()))
             except queue.Empty:
                 break
             if isinstance(found, BaseException):
@@ -122,15 +122,15 @@ class Cluster(Topology):
                 answers[number] = RedisTimeoutError(f"no answer of {host_and_port(*owner)}")
         return answers
 
-    def _tell(
+    def _put_answers(
         self,
-        heard: "queue.SimpleQueue[tuple[HostPort, Any]]",
+        results: "queue.SimpleQueue[tuple[HostPort, Any]]",
         owner: HostPort,
         calls: Sequence[Command],
         patience: "_Patience",
         turns: int,
     ) -> None:
-        """Put the answers of *owner*, or of a node that replaced it, in *heard*."""
+        """Put the answers of *owner*, or of a node that replaced it, in *results*."""
         try:
             if self._map.doubts(owner) and not calls[0].node:
                 found = self._ask_successors(calls, patience, turns)
@@ -139,9 +139,9 @@ class Cluster(Topology):
         except RedisError as error:
             found = [error.with_traceback(None)] * len(calls)  # it would keep all callers' frames
         except BaseException as error:  # noqa: BLE001  # it is raised in the thread that waits
-            heard.put((owner, error))
+            results.put((owner, error))
             return
-        heard.put((owner, found))
+        results.put((owner, found))
 
     def _ask_successors(
         self, calls: Sequence[Command], patience: "_Patience", turns: int
@@ -236,8 +236,8 @@ class Cluster(Topology):
     def _moving(self) -> set[int]:
         """Return the slots that nodes report as moving; of nodes that permit the query."""
         ask = command(b"", "CLUSTER", "NODES")._replace(brief=True)
-        told = self.exchange([ask._replace(node=node) for node in self.nodes()], TIMEOUT)
-        return {int(slot) for each in told if type(each) is bytes for slot in _OPEN.findall(each)}
+        found = self.exchange([ask._replace(node=node) for node in self.nodes()], TIMEOUT)
+        return {int(slot) for each in found if type(each) is bytes for slot in _OPEN.findall(each)}
 
 
 class _Patience:

@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_distlock import clock
 from celery_distlock.stores.urls import host_and_port
 
-from .cluster_nodes import ClusterNodes, beside, host_of, named_by
+from .cluster_nodes import ClusterNodes, host_of, in_new_thread, named_by
 from .cluster_slots import SLOTS, slot_of
 from .connections import ANSWERLESS, command
 from .permissions import missing
@@ -150,18 +150,18 @@ class ClusterMap:
         Nodes that were heard from last are asked first. Nodes that do not answer are skipped if
         there are others.
         """
-        by_age = sorted(dict.fromkeys(nodes), key=lambda where: -self._nodes.at(where).heard_at)
+        by_age = sorted(dict.fromkeys(nodes), key=lambda where: -self._nodes.at(where).answered_at)
         left = [where for where in by_age if not self._nodes.at(where).failed_lately] or by_age
         left = sorted(left, key=lambda where: where not in self._asked_first)
-        heard: queue.SimpleQueue[SlotOwners | Exception] = queue.SimpleQueue()
+        results: queue.SimpleQueue[SlotOwners | Exception] = queue.SimpleQueue()
         failure: Exception = RedisTimeoutError("no time was left")
         awaited, empty = 0, None
         while (left or awaited) and (now := clock.monotonic()) < until:
             if left:
-                beside(functools.partial(self._tell, heard, left.pop(0)))
+                in_new_thread(functools.partial(self._put, results, left.pop(0)))
                 awaited += 1
             try:
-                found = heard.get(timeout=min(NEXT, until - now) if left else until - now)
+                found = results.get(timeout=min(NEXT, until - now) if left else until - now)
             except queue.Empty:
                 continue
             awaited -= 1
@@ -175,11 +175,11 @@ class ClusterMap:
             return empty
         raise RedisConnectionError(f"no node of the cluster answers: {failure}") from failure
 
-    def _tell(self, heard: "queue.SimpleQueue[SlotOwners | Exception]", where: HostPort) -> None:
+    def _put(self, results: "queue.SimpleQueue[SlotOwners | Exception]", where: HostPort) -> None:
         try:
-            heard.put(self._read(where))
+            results.put(self._read(where))
         except Exception as error:  # noqa: BLE001  # the waiting thread handles it
-            heard.put(error.with_traceback(None))
+            results.put(error.with_traceback(None))
 
     def _read(self, where: HostPort) -> SlotOwners:
         questions = [command(b"", "CLUSTER", "SLOTS"), command(b"", "COMMAND", "INFO", "SPUBLISH")]

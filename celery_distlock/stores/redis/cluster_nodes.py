@@ -39,13 +39,13 @@ class ClusterNode(Server):
 
     Attributes:
         silent: Whether the last request has failed; until the next answer.
-        heard_at: The local clock at its last answer.
+        answered_at: The local clock at its last answer.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
         super().__init__(*settings)
         self.silent = False
-        self.heard_at = -math.inf
+        self.answered_at = -math.inf
         self._failed_at = -math.inf
         self._took: tuple[float, ...] = ()
         self._asked: set[tuple[ConnectionPool, object]] = set()
@@ -86,16 +86,16 @@ class ClusterNode(Server):
         except ANSWERLESS:
             self.fall_silent()
             raise
-        self.heard_at = clock.monotonic()
+        self.answered_at = clock.monotonic()
         self.silent = False
-        took = self.heard_at - asked_at
+        took = self.answered_at - asked_at
         if took > SLOW and took > SLOW + min(self._took, default=0.0):
             confirm()
         if took < USUAL_AT_MOST:
             self._took = (*self._took[1 - USUAL :], took)
         return answers
 
-    def ask_beside(
+    def ask_in_thread(
         self, timeout: float, work: Callable[[], None], *, sparingly: bool = False
     ) -> None:
         """
@@ -122,7 +122,7 @@ class ClusterNode(Server):
             finally:
                 self._asked.discard(mark)
 
-        beside(ask)
+        in_new_thread(ask)
 
 
 class ClusterNodes:
@@ -169,7 +169,7 @@ def host_of(given: bytes | None, by: HostPort) -> str:
     return by[0] if given in (None, b"", b"?") else given.decode()
 
 
-def beside(work: Callable[[], None]) -> None:
+def in_new_thread(work: Callable[[], None]) -> None:
     """Do *work* in a new thread; in this one if the process ends and can start no more."""
     thread = DaemonThread("distlock-cluster", work)
     try:

@@ -59,7 +59,7 @@ class RedisChannels(Part, Channels):
     def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
         words = MOST_PEERS, " ".join(filter(self._is_channel, near))
         looks = [self._of_queue(_CHANNELS, queue, *words) for queue in queues]
-        return self._peers(self._served(self._requests.attempt_beside(looks)))
+        return self._peers(self._served(self._requests.attempt_briefly(looks)))
 
     def _of_queue(self, script: scripts.Script, queue: str, *arguments: Any) -> Command:
         records = f"{self._records.prefix}:channels:{{{slot_name(queue)}}}:"
@@ -75,7 +75,7 @@ class RedisChannels(Part, Channels):
             if not isinstance(answer, ResponseError) or is_transient(answer):
                 raise StoreUnavailableError(f"{self._servers.address} cannot serve: {answer}")
             said = self._requests.refusal(answer, "the delivery channels")
-            self._complaints.tell("channels", "%s: woken tasks may go by the broker", said)
+            self._complaints.report("channels", "%s: woken tasks may go by the broker", said)
         return served
 
     def _peers(self, answers: Sequence[Any]) -> list[PeerChannel]:
@@ -122,9 +122,9 @@ class RedisChannels(Part, Channels):
         place = self._place_of(address, address)  # where it receives what is parked at any key
         verb = "SPUBLISH" if place.sharded else "PUBLISH"
         # By the address: a channel without a slot is published at the node of the address' slot.
-        told = command(address.encode(), verb, place.channel, payload)
-        (heard,) = self._requests.attempt_beside([told])
-        return isinstance(heard, int) and heard > 0
+        publish = command(address.encode(), verb, place.channel, payload)
+        (receivers,) = self._requests.attempt_briefly([publish])
+        return isinstance(receivers, int) and receivers > 0
 
     def _place(self, name: str, channel: str) -> PushTarget:
         """Return where pushes about a key go, for a subscriber to *channel*."""

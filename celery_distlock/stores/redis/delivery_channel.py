@@ -112,9 +112,9 @@ def _pushed(payload: bytes) -> WokenTask:
         raise ValueError("its lengths are not those of its parts")
     name = rest[:lock_length].decode().partition("{")[2].rpartition("}")[0]
     run, givers = rest[lock_length:run_ends].decode(), rest[run_ends:givers_end].decode()
-    told = [giver for giver in givers.split("\n") if giver]
-    others = tuple(giver for giver in told if giver != run)
-    envelope, returned = rest[givers_end:], run in told
+    all_givers = [giver for giver in givers.split("\n") if giver]
+    others = tuple(giver for giver in all_givers if giver != run)
+    envelope, returned = rest[givers_end:], run in all_givers
     return WokenTask(name, run, envelope, arrival=arrival, givers=others, returned=returned)
 
 
@@ -129,12 +129,12 @@ class _Listener:
         self._thread.start()
 
     def want(self, place: PushTarget, patience: float) -> None:
-        if self._connection.hears(place.channel):
+        if self._connection.is_subscribed(place.channel):
             return
         with contextlib.suppress(RedisError, OSError):  # it subscribes when the server is back
             self._connection.want(place)
         deadline = clock.monotonic() + patience
-        while not self._connection.hears(place.channel) and clock.monotonic() < deadline:
+        while not self._connection.is_subscribed(place.channel) and clock.monotonic() < deadline:
             self._changed.wait(0.1)
             self._changed.clear()
 

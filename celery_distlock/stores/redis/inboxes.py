@@ -22,7 +22,7 @@ class Inboxes(Part):
         """Whether an inbox for the records of *stem* costs nothing now."""
         place = self._place_of(stem, self.channel)
         here = self.subscriptions.get(place.node)
-        return here is not None and here.hears(place.channel)
+        return here is not None and here.is_subscribed(place.channel)
 
     def inbox(self, stem: str, owner: str) -> Inbox:
         """Return an inbox at which the server of the records of *stem* can wake *owner*."""

@@ -79,7 +79,7 @@ class Inspection(Part):
                 raise
             self._leave_out(error)
         except StoreError as error:
-            self._complaints.tell("", "keys without a holder are not listed: %s", error)
+            self._complaints.report("", "keys without a holder are not listed: %s", error)
 
     def _leave_out(self, error: StoreUnavailableError) -> None:
         self.left_out += 1
@@ -111,8 +111,8 @@ class Inspection(Part):
             else self._requests.ask_once(look, timeout)
         )
         with self._requests.reading(_INSPECT, answers[0]) as answer:
-            told = Fields.read(answer)
-            return self._state(key, told), told.flag("admits")
+            fields = Fields.read(answer)
+            return self._state(key, fields), fields.flag("admits")
 
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
@@ -131,42 +131,42 @@ class Inspection(Part):
         """Skip one key with corrupt records, so that the others are still seen; log it once."""
         if isinstance(refusal, ResponseError) and not is_transient(refusal):
             why = self._requests.refusal(refusal, key_of(name))
-            self._complaints.tell(name, "%s: the key is skipped, and wakes no task", why)
+            self._complaints.report(name, "%s: the key is skipped, and wakes no task", why)
         elif self._servers.in_order:
             raise self._requests.outage(refusal) from refusal
         else:  # its node is unreachable; the others are still listed
             self.left_out += 1
             logger.warning("%s is skipped: %s", shown(key_of(name)), refusal)
 
-    def _state(self, key: str, told: Fields) -> KeyState:
+    def _state(self, key: str, fields: Fields) -> KeyState:
         """Return the state that inspect.lua has reported."""
-        owner = told.text("owner")
-        token = token_of(told.raw("token")) or UNREADABLE if owner else 0
+        owner = fields.text("owner")
+        token = token_of(fields.raw("token")) or UNREADABLE if owner else 0
         if token == UNREADABLE:
-            why = unreadable(self._servers.address, key, told.raw("token"))
-            self._complaints.tell(slot_name(key), "%s", why)
-        limits = dict(_limits(told.text("limit")))
+            why = unreadable(self._servers.address, key, fields.raw("token"))
+            self._complaints.report(slot_name(key), "%s", why)
+        limits = dict(_limits(fields.text("limit")))
         state = KeyState(
             owner,
             token,
-            told.text("run"),
+            fields.text("run"),
             max(0, token) / 1e6,  # a token is the time of its grant
-            time_left(told.number("ttl_ms")),
-            told.number("waiting"),
-            since_of(told.raw("oldest")),
-            told.number("woken"),
-            told.text("task"),
+            time_left(fields.number("ttl_ms")),
+            fields.number("waiting"),
+            since_of(fields.raw("oldest")),
+            fields.number("woken"),
+            fields.text("task"),
             limit=limits.pop(None, None),
             lane_limits=tuple((lane, each) for lane, each in limits.items() if lane is not None),
-            rest=told.number("rest_ms") / 1000,
-            starts=_starts(told),
-            later=told.number("later"),
-            due=told.number("due_ms") / 1000,
-            opens=told.seconds("opens_ms"),
-            identities=told.number("identities"),
-            asked=_asked(told),
+            rest=fields.number("rest_ms") / 1000,
+            starts=_starts(fields),
+            later=fields.number("later"),
+            due=fields.number("due_ms") / 1000,
+            opens=fields.seconds("opens_ms"),
+            identities=fields.number("identities"),
+            asked=_asked(fields),
         )
-        return _shared(state, told) if owner == SHARED else state
+        return _shared(state, fields) if owner == SHARED else state
 
     def waiters(self, key: str, *lane: str, first: int = 0, limit: int = 100) -> list[Waiter]:
         call = self._records.call(_WAITERS, slot_name(key), first, first + limit - 1, *lane)
@@ -186,23 +186,23 @@ def _limits(written: str) -> Iterator[tuple[str | None, Limit]]:
         yield None if lane is None else key_of(lane), limit
 
 
-def _asked(told: Fields) -> Asked:
-    asked = told.text("asked")
+def _asked(fields: Fields) -> Asked:
+    asked = fields.text("asked")
     by = "a newer call" if asked.startswith("n") else "an operator"
     return Asked(since_of(asked.lstrip("n").encode()), by) if asked else Asked()
 
 
-def _starts(told: Fields) -> tuple[Starts, ...]:
+def _starts(fields: Fields) -> tuple[Starts, ...]:
     counts = [
         Starts(each.number("limit"), each.number("per") / 1e6, each.number("begun"))
-        for each in told.each("starts")
+        for each in fields.each("starts")
     ]
     return tuple(sorted(counts, key=lambda starts: starts.per))
 
 
-def _shared(state: KeyState, told: Fields) -> KeyState:
+def _shared(state: KeyState, fields: Fields) -> KeyState:
     """Return *state* with the concurrent holders of the key."""
-    capacity = told.raw("capacity")
+    capacity = fields.raw("capacity")
     holders = [
         Holder(
             each.text("owner"),
@@ -214,7 +214,7 @@ def _shared(state: KeyState, told: Fields) -> KeyState:
             each.text("task"),
             _asked(each),
         )
-        for each in told.each("holders")
+        for each in fields.each("holders")
     ]
     if not holders:
         return state._replace(owner="", token=0, run="", since=0.0, remaining=0.0)
@@ -225,15 +225,15 @@ def _shared(state: KeyState, told: Fields) -> KeyState:
         since=first.since,
         remaining=first.remaining,
         holders=tuple(holders),
-        used=told.number("used"),
+        used=fields.number("used"),
         capacity=int(capacity) if capacity.isdigit() and len(capacity) < 10 else 0,
     )
 
 
-def _waiter(told: Fields, *, woken: bool) -> Waiter:
-    _, _, owner = told.text("blocked").partition(" ")
-    since, want = since_of(told.raw("since")), want_of(told.raw("want"))
-    run, task, leaves = told.text("run"), told.text("task"), told.seconds("leaves_ms")
+def _waiter(fields: Fields, *, woken: bool) -> Waiter:
+    _, _, owner = fields.text("blocked").partition(" ")
+    since, want = since_of(fields.raw("since")), want_of(fields.raw("want"))
+    run, task, leaves = fields.text("run"), fields.text("task"), fields.seconds("leaves_ms")
     return Waiter(owner, run, since, b"", woken, task, want=want, leaves=leaves)
 
 

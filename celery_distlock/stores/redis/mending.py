@@ -42,7 +42,7 @@ class IndexMender(Part):
         unreachable: list[Exception] = []
 
         def ask(scan: Command) -> Any:
-            (answer,) = self._requests.attempt_beside([scan])
+            (answer,) = self._requests.attempt_briefly([scan])
             if not isinstance(answer, Exception):
                 return answer
             unreachable.append(answer)
@@ -51,7 +51,7 @@ class IndexMender(Part):
         parked = KeysWith(self._records.stem, record="tasks")
         for names in names_at(self._servers, parked, ask, self._requests.reading):
             calls = [self._records.index("add", name) for name in names]
-            noted = self._requests.attempt_beside(calls)
+            noted = self._requests.attempt_briefly(calls)
             unreachable.extend(each for each in noted if isinstance(each, Exception))
             yield
         if not unreachable:
@@ -60,4 +60,4 @@ class IndexMender(Part):
     def _take_for_whole(self, seconds: float, only: str) -> bool:
         """Mark the index as complete; only if it is not marked (NX), or only if it is (XX)."""
         note = self._records.index_is_whole(seconds, only)
-        return self._requests.attempt_beside([note]) == [b"OK"]
+        return self._requests.attempt_briefly([note]) == [b"OK"]

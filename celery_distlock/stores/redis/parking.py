@@ -89,7 +89,7 @@ class RedisParking(Part, Parking):
         how = int(counts), int(request.comes), request.arrival, owners, givers
         written = request.run, request.route.written(), *how, *self._kept(request)
         try:
-            answer, asked_at = self._stand(
+            answer, asked_at = self._reserve_or_queue(
                 names, self._records.call_at(_TRY_KEYS, names, *written), request
             )
         except StoreError as error:
@@ -97,13 +97,13 @@ class RedisParking(Part, Parking):
                 return None
             raise
         with self._requests.reading(_TRY_KEYS, answer):
-            told = Answer(answer)
+            data = Answer(answer)
             opens = {
-                names[each.number("key") - 1]: each.seconds("ms") for each in told.each("opens")
+                names[each.number("key") - 1]: each.seconds("ms") for each in data.each("opens")
             }
             self._replies.note_opens(opens)
-            at = names[max(1, told.number("at")) - 1]
-            return self._replies.read(key_of(at), told, names, asked_at)._replace(at=at)
+            at = names[max(1, data.number("at")) - 1]
+            return self._replies.read(key_of(at), data, names, asked_at)._replace(at=at)
 
     def try_one(
         self, request: StandRequest, number: int, arrival: int, *, counts: bool
@@ -113,15 +113,15 @@ class RedisParking(Part, Parking):
         kept = self._kept(request) if number == 0 else ()
         how = number + 1, arrival, owner, int(counts), *kept
         written = request.run, request.route.written(), *how
-        answer, asked_at = self._stand(
+        answer, asked_at = self._reserve_or_queue(
             [name],
             self._records.call_at(_TRY_KEY, [name], *written),
             request._replace(park_request=request.park_request if number == 0 else None),
         )
         with self._requests.reading(_TRY_KEY, answer):
-            told = Answer(answer)
-            reply = self._replies.read(key_of(name), told, [name], asked_at)
-            return reply._replace(at=name if told.flag("waits") else ""), told.flag("aged")
+            data = Answer(answer)
+            reply = self._replies.read(key_of(name), data, [name], asked_at)
+            return reply._replace(at=name if data.flag("waits") else ""), data.flag("aged")
 
     def _kept(self, request: StandRequest) -> tuple[Any, ...]:
         """Return what is stored of an execution: its envelope, and the channel of its pushes."""
@@ -140,7 +140,7 @@ class RedisParking(Part, Parking):
         leaves_ms = milliseconds(park_request.leaves)
         return [index, self._records.call(_LEAVING, name, run, leaves_ms, confirmed=True)]
 
-    def _stand(
+    def _reserve_or_queue(
         self, names: Sequence[str], call: Command, request: StandRequest
     ) -> tuple[Any, float]:
         run, park_request, timeout = request.run, request.park_request, request.timeout
@@ -207,9 +207,9 @@ class RedisParking(Part, Parking):
         self._requests.ask([self._records.call(_MARK_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[WokenTask]:
-        who, begin, worked = uuid.uuid4().hex, clock.monotonic(), 0.0
-        keep = self._turn(who, interval * TURN)
-        is_ours = self._takes_turn(who, interval * TURN, keep)
+        owner, begin, worked = uuid.uuid4().hex, clock.monotonic(), 0.0
+        keep = self._turn(owner, interval * TURN)
+        is_ours = self._takes_turn(owner, interval * TURN, keep)
         if not self._servers.in_order:
             self._mender.go_on(begins=is_ours)
         if not is_ours:
@@ -236,7 +236,7 @@ class RedisParking(Part, Parking):
         least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
         rest = max(least, REST * worked)
         if rest > least:  # else its turn, as it is, lasts at least as long as this rest
-            self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
+            self._requests.ask([self._turn(owner, rest)], "the sweeper's turn")
 
     def _due(self, names: Sequence[str], keep: Command) -> tuple[Any, list[str]]:
         """Return the answer to *keep*, and those of *names* at which a sweep has work."""
@@ -335,12 +335,12 @@ class RedisParking(Part, Parking):
         with self._requests.reading("HMGET", found) as (envelope, known):
             if known is None:
                 return None
-            told = Fields.read(known)
-            keys, want = told.text("k"), want_of(told.raw("w"))
+            data = Fields.read(known)
+            keys, want = data.text("k"), want_of(data.raw("w"))
             route = Route.read(keys) if keys else None
-            since, is_woken = since_of(told.raw("p")), due is not None
-            found = Waiter("", run, since, envelope or b"", is_woken, told.text("t"), route, want)
-            return found._replace(at=told.text("at"))
+            since, is_woken = since_of(data.raw("p")), due is not None
+            found = Waiter("", run, since, envelope or b"", is_woken, data.text("t"), route, want)
+            return found._replace(at=data.text("at"))
 
     def destinations(self, keys: Sequence[str]) -> list[Destinations]:
         found = []
@@ -351,8 +351,8 @@ class RedisParking(Part, Parking):
                     found.append(Destinations())
                     continue
                 with self._requests.reading(_QUEUES, answer):
-                    told = json.loads(text(answer))
-                    found.append(Destinations(*(dict(told[kind]) for kind in Destinations._fields)))
+                    data = json.loads(text(answer))
+                    found.append(Destinations(*(dict(data[kind]) for kind in Destinations._fields)))
         return found
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
@@ -364,16 +364,16 @@ class RedisParking(Part, Parking):
             wakes = Answer(answer).wakes(name)
         yield from wakes
 
-    def _takes_turn(self, who: str, seconds: float, keep: Command) -> bool:
+    def _takes_turn(self, owner: str, seconds: float, keep: Command) -> bool:
         for_ms = milliseconds(seconds)
-        take = self._records.command("sweeper", "SET", "{}", who, "NX", "PX", for_ms)
-        whose, left = self._leader(f"{self._records.prefix}:sweeper", [take])
+        take = self._records.command("sweeper", "SET", "{}", owner, "NX", "PX", for_ms)
+        leader, left = self._leader(f"{self._records.prefix}:sweeper", [take])
         if left:
-            return whose == who
+            return leader == owner
         return bool(self._requests.ask([keep], "the sweeper's turn").answers[0])
 
-    def _turn(self, who: str, seconds: float) -> Command:
-        return self._records.call_without_key(_SWEEP_LEASE, who, milliseconds(max(0.0, seconds)))
+    def _turn(self, owner: str, seconds: float) -> Command:
+        return self._records.call_without_key(_SWEEP_LEASE, owner, milliseconds(max(0.0, seconds)))
 
     def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
         now = clock.monotonic()
@@ -390,12 +390,12 @@ class RedisParking(Part, Parking):
                 self._inspection.pass_over(name, answer)
                 continue
             with self._requests.reading(_SWEEP, answer):
-                told = Answer(answer)
-                opens[name], wakes = told.opens, told.wakes(name)
-                waits = told.number("waiting")
+                data = Answer(answer)
+                opens[name], wakes = data.opens, data.wakes(name)
+                waits = data.number("waiting")
             yield from wakes
             if not waits:
-                quiet.append(self._records.index("strike", name))
+                quiet.append(self._records.index("remove", name))
         if quiet:
             self._requests.ask(quiet, "the sweep")
 

@@ -36,7 +36,7 @@ class PubSubConnection:
     Args:
         connect: Makes connections.
         on_message: Called with each message.
-        on_heard: Called when a channel is confirmed; with True if messages may have been lost
+        on_confirmed: Called when a channel is confirmed; with True if messages may have been lost
             before.
     """
 
@@ -44,22 +44,22 @@ class PubSubConnection:
         self,
         connect: ConnectionFactory,
         on_message: Callable[[bytes], None],
-        on_heard: Callable[[bool], None],
+        on_confirmed: Callable[[bool], None],
     ) -> None:
         self._connect = connect
         self._on_message = on_message
-        self._on_heard = on_heard
+        self._on_confirmed = on_confirmed
         self._connection: Connection | None = None
         self._wanted: dict[str, PushTarget] = {}
-        self._heard: set[str] = set()
-        self._heard_at = self._pinged_at = self._opened_at = 0.0
+        self._confirmed: set[str] = set()
+        self._answered_at = self._pinged_at = self._opened_at = 0.0
         self._doubtful = self._gap = False
         # Guards the wanted channels and the commands about them. Reentrant: a signal handler may
         # want a channel while its thread has this.
         self._mutex = threading.RLock()
 
     def want(self, place: PushTarget) -> None:
-        """Begin to listen to the channel of *place*; its messages come once `hears` is true."""
+        """Begin to listen to the channel of *place*; its messages come once that is confirmed."""
         with self._mutex:
             if place.channel not in self._wanted:
                 self._wanted[place.channel] = place
@@ -69,9 +69,9 @@ class PubSubConnection:
                     connection.send_command(_verb(place), place.channel)
                     self._doubtful = False
 
-    def hears(self, channel: str) -> bool:
+    def is_subscribed(self, channel: str) -> bool:
         """Whether the server has confirmed the subscription to *channel*."""
-        return channel in self._heard
+        return channel in self._confirmed
 
     def listen(self, timeout: float) -> None:
         """
@@ -92,7 +92,7 @@ class PubSubConnection:
             if connection is None:
                 connection = self._open()
             if connection.can_read(min(timeout, IDLE_PING)):
-                self._hear(connection)
+                self._receive(connection)
             else:
                 self._ping(connection)
         except BaseException as error:
@@ -113,12 +113,12 @@ class PubSubConnection:
     @property
     def fresh(self) -> bool:
         """Whether the server has answered so recently that the connection counts as alive."""
-        return clock.monotonic() < self._heard_at + RESTED
+        return clock.monotonic() < self._answered_at + RESTED
 
     def close(self) -> None:
         """Close the connection."""
         connection, self._connection = self._connection, None
-        self._heard.clear()
+        self._confirmed.clear()
         if connection is not None:
             with contextlib.suppress(Exception):
                 connection.disconnect()
@@ -136,7 +136,7 @@ class PubSubConnection:
         self._note_life()
         return connection
 
-    def _hear(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         try:
             message = connection.read_response()
         except ResponseError as error:
@@ -151,30 +151,30 @@ class PubSubConnection:
         """Drop *channels*: their slot has moved, and the waiters there look up its new node."""
         for channel in channels:
             self._wanted.pop(channel, None)
-            self._heard.discard(channel)
-        self._on_heard(True)
+            self._confirmed.discard(channel)
+        self._on_confirmed(True)
 
     def _note_life(self) -> None:
-        self._heard_at, self._pinged_at = clock.monotonic(), 0.0
+        self._answered_at, self._pinged_at = clock.monotonic(), 0.0
 
     def _ping(self, connection: Connection) -> None:
         now = clock.monotonic()
         if self._pinged_at and now > self._pinged_at + TIMEOUT:
             raise RedisTimeoutError("no answer to a ping")
-        if not self._pinged_at and now > self._heard_at + IDLE_PING:
+        if not self._pinged_at and now > self._answered_at + IDLE_PING:
             self._pinged_at = now
             connection.send_command("PING", check_health=False)
 
     def _take(self, message: Any) -> None:
         self._note_life()
-        is_told = isinstance(message, list) and len(message) == 3
-        kind, channel, payload = message if is_told else (b"", b"", b"")
+        is_push = isinstance(message, list) and len(message) == 3
+        kind, channel, payload = message if is_push else (b"", b"", b"")
         if kind in (b"message", b"smessage"):
             self._on_message(payload)
         elif kind in (b"subscribe", b"ssubscribe"):
-            self._heard.add(channel.decode())
-            self._on_heard(self._gap)
-            if self._heard.issuperset(self._wanted):
+            self._confirmed.add(channel.decode())
+            self._on_confirmed(self._gap)
+            if self._confirmed.issuperset(self._wanted):
                 self._gap = True  # from now on, another connection means that some were lost
         elif kind == b"sunsubscribe":
             self._lose([channel.decode()])

@@ -45,7 +45,7 @@ class _Request(NamedTuple):
 
     calls: Sequence[Command]
     until: float
-    tell: Callable[["_Response"], None]
+    deliver: Callable[["_Response"], None]
     owed: bool = False  # send it in any case, even if the node is back only after a while
     urgent: bool = False  # try a silent node immediately: without it there is no majority
 
@@ -55,7 +55,7 @@ class _Response(NamedTuple):
 
     worker: "_NodeWorker"
     answers: list[Any] | None
-    heard_at: float = 0.0
+    answered_at: float = 0.0
     repeated: bool = False  # it may have been executed before, and its answer lost
 
 
@@ -185,7 +185,7 @@ class _NodeWorker:
             if question.owed or now < question.until:
                 wanted.append(question)
             else:
-                question.tell(_Response(self, None))
+                question.deliver(_Response(self, None))
         if not wanted:
             return
         calls = [call for question in wanted for call in question.calls]
@@ -197,12 +197,12 @@ class _NodeWorker:
             return
         finally:
             self._asked_at = math.inf
-        heard_at, start = clock.monotonic(), 0
+        answered_at, start = clock.monotonic(), 0
         self._pause, self.failure = 0.0, None
         self._owed.clear()
         for question in wanted:
             end = start + len(question.calls)
-            question.tell(_Response(self, answers[start:end], heard_at, repeated))
+            question.deliver(_Response(self, answers[start:end], answered_at, repeated))
             start = end
 
     def _exchange(self, calls: Sequence[Command]) -> tuple[list[Any], bool]:
@@ -227,7 +227,7 @@ class _NodeWorker:
         known = set(map(id, self._owed))
         self._owed += [each for each in questions if each.owed and id(each) not in known]
         for each in questions:
-            each.tell(_Response(self, None))
+            each.deliver(_Response(self, None))
 
     def _still_owed(self) -> list[_Request]:
         now = clock.monotonic()
@@ -245,7 +245,7 @@ class Answers(NamedTuple):
         asked_at: The local clock before the first was asked.
         of: For each node its answers, one for each call; None where there were none.
         repeated: For each node, whether it may have been asked before.
-        heard_at: For each node, the local clock when its answers came.
+        answered_at: For each node, the local clock when its answers came.
         sent: For each node, whether it may have been asked at all.
     """
 
@@ -253,7 +253,7 @@ class Answers(NamedTuple):
     asked_at: float
     of: list[list[Any] | None]
     repeated: list[bool]
-    heard_at: list[float]
+    answered_at: list[float]
     sent: list[bool]
 
     @property
@@ -263,13 +263,13 @@ class Answers(NamedTuple):
 
     def are_decided(self) -> bool:
         """Whether each call has been answered by a majority without a refusal, or cannot be."""
-        heard = [answers for answers in self.of if answers is not None]
+        answered = [answers for answers in self.of if answers is not None]
         refused = [
             sum(isinstance(answer, Exception) for answer in to_one)
-            for to_one in zip(*heard, strict=True)
+            for to_one in zip(*answered, strict=True)
         ]
-        return bool(heard) and all(
-            len(heard) - count >= self.majority or count > len(self.of) - self.majority
+        return bool(answered) and all(
+            len(answered) - count >= self.majority or count > len(self.of) - self.majority
             for count in refused
         )
 
@@ -304,8 +304,8 @@ class _Poll:
         self.asked_at = clock.monotonic()
         self.found = Answers(majority, self.asked_at, *([each] * len(workers) for each in _NOTHING))
         self._workers = workers
-        self._heard: queue.SimpleQueue[_Response] = queue.SimpleQueue()
-        self.tell = self._heard.put
+        self._queue: queue.SimpleQueue[_Response] = queue.SimpleQueue()
+        self.deliver = self._queue.put
         self._awaited: set[_NodeWorker] = set()
 
     def put(self, question: _Request, workers: Sequence[_NodeWorker]) -> list[_NodeWorker]:
@@ -322,7 +322,7 @@ class _Poll:
         while self._awaited:
             left = until - clock.monotonic()
             try:
-                answer = self._heard.get(timeout=left) if left > 0 else self._heard.get_nowait()
+                answer = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
             except queue.Empty:
                 return
             if answer.worker in self._awaited:
@@ -336,7 +336,7 @@ class _Poll:
         number = self._workers.index(answer.worker)
         self.found.of[number] = answer.answers
         self.found.repeated[number] = answer.repeated
-        self.found.heard_at[number] = answer.heard_at
+        self.found.answered_at[number] = answer.answered_at
 
 
 class QuorumClient:
@@ -367,7 +367,7 @@ class QuorumClient:
         """
         asked = [worker for number, worker in enumerate(self._workers) if number not in but]
         poll = _Poll(self._workers, self.majority)
-        question = _Request(calls, poll.asked_at + timeout, poll.tell, owed)
+        question = _Request(calls, poll.asked_at + timeout, poll.deliver, owed)
         # One order at all nodes, so that threads of one process do not split the votes.
         with self._mutex:
             silent = poll.put(question, asked)

@@ -84,7 +84,7 @@ class Records:
         return command(name, *(name if word == "{}" else word for word in words))
 
     def index(self, action: str, name: str) -> Command:
-        """Return a call on the index of names with parked tasks: ``add``, or ``strike``."""
+        """Return a call on the index of names with parked tasks: ``add``, or ``remove``."""
         if action == "add":
             return self._add._replace(arguments=(name,))
         return self.call_without_key(_INDEX, name)

@@ -70,7 +70,7 @@ from .reading import Reading
 from .records import Records, token_of
 from .scanning import KeysWith, keys_of
 from .server_errors import said
-from .server_reports import QUESTIONS, memory_findings, parse_info, told
+from .server_reports import QUESTIONS, describe_answers, memory_findings, parse_info
 from .urls import explained, node_settings, split
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class RedlockStore(ListingStore, CountingStore):
         votes = self._read(answers, 0, _VOTE, _vote)
         for number, vote in enumerate(votes):
             if vote is not None:
-                self._ahead[number] = vote.time - answers.heard_at[number] * 1e6
+                self._ahead[number] = vote.time - answers.answered_at[number] * 1e6
         return votes
 
     def _time(self) -> int:
@@ -315,7 +315,7 @@ class RedlockStore(ListingStore, CountingStore):
         except StoreUnavailableError:
             raise
         except StoreError as error:  # of this key alone
-            self._complaints.tell(key, "%s: it is not listed", error)
+            self._complaints.report(key, "%s: it is not listed", error)
             return KeyState("", 0, "", 0.0, 0.0, 0)
 
     def count(self, counts: Mapping[str, float]) -> None:
@@ -341,14 +341,14 @@ class RedlockStore(ListingStore, CountingStore):
     def describe(self) -> Iterator[Finding]:
         answers = self._nodes.ask(QUESTIONS, enough=_all_have_answered)
         wall = time.time() - clock.monotonic()
-        for address, found, heard_at in zip(
-            self._nodes.addresses, answers.of, answers.heard_at, strict=True
+        for address, found, answered_at in zip(
+            self._nodes.addresses, answers.of, answers.answered_at, strict=True
         ):
             if found is None:
                 yield Finding(Severity.OK, "server", f"does not answer ({address})")
             else:
-                at = wall + (answers.asked_at + heard_at) / 2
-                for finding in told(found, at):
+                at = wall + (answers.asked_at + answered_at) / 2
+                for finding in describe_answers(found, at):
                     yield replace(finding, message=f"{finding.message} ({address})")
 
     def check(self) -> list[Finding]:
@@ -554,9 +554,9 @@ def _vote(answer: Any) -> _Vote:
 
 
 def _look(answer: Any) -> _Look:
-    told = Fields.read(answer)
-    token, left = token_of(told.raw("token")), time_left(told.number("ttl_ms"))
-    return _Look(told.text("owner"), token, told.text("run"), left)
+    fields = Fields.read(answer)
+    token, left = token_of(fields.raw("token")), time_left(fields.number("ttl_ms"))
+    return _Look(fields.text("owner"), token, fields.text("run"), left)
 
 
 def _all_have_answered(answers: Answers) -> bool:

@@ -18,7 +18,7 @@ from .topology import Topology
 
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # further ones while a cluster moves the key's slot
-BESIDE = 1.0  # seconds for an optional answer, in a cluster
+BRIEF = 1.0  # seconds for an optional answer, in a cluster
 _is_failure = Exception.__instancecheck__  # a C function, as every request calls it
 UNCERTAIN = (*ANSWERLESS, BrokenOffError)  # after these, the request may have been executed
 
@@ -112,14 +112,14 @@ class RequestRunner:
         """Return the answers to one attempt; the error of a failed call is its answer."""
         return self._attempt_for(calls, TIMEOUT)
 
-    def attempt_beside(self, calls: Sequence[Command]) -> list[Any]:
+    def attempt_briefly(self, calls: Sequence[Command]) -> list[Any]:
         """
         Like :meth:`attempt_once`, for optional requests, with a short wait.
 
         In a cluster it may go to another node than the key's, which may be unreachable while the
         key's node answers.
         """
-        timeout = TIMEOUT if self._servers.in_order else BESIDE
+        timeout = TIMEOUT if self._servers.in_order else BRIEF
         return self._attempt_for([call._replace(brief=True) for call in calls], timeout)
 
     def _attempt_for(self, calls: Sequence[Command], timeout: float) -> list[Any]:

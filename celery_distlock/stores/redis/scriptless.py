@@ -107,9 +107,9 @@ class ScriptlessStore(ListingStore, CountingStore):
             seen = self._make(request)
             if seen.record is None:
                 continue  # it ended just after it had been in the way
-            told = self._second_delivery(request, seen)
-            if told is not None:
-                return told
+            reply = self._second_delivery(request, seen)
+            if reply is not None:
+                return reply
             if not seen.record.is_for(request):
                 return seen.busy()
             reply = self._settle(request, seen)
@@ -361,10 +361,10 @@ class ScriptlessStore(ListingStore, CountingStore):
             looks = [call for key in some for call in self._look(slot_name(key))]
             answers = self._requests.attempt(looks).answers
             for key, text, ttl_ms in zip(some, answers[::2], answers[1::2], strict=True):
-                states.append(_state(self._told(key, text, ttl_ms)))
+                states.append(_state(self._listed(key, text, ttl_ms)))
         return states
 
-    def _told(self, key: str, text: Any, ttl_ms: Any) -> "_Held | None":
+    def _listed(self, key: str, text: Any, ttl_ms: Any) -> "_Held | None":
         """Like `_seen`; log a record that other software has corrupted once, and return None."""
         failures = [each for each in (text, ttl_ms) if isinstance(each, Exception)]
         self._requests.require([each for each in failures if not is_of_other_type(each)], key)
@@ -372,7 +372,7 @@ class ScriptlessStore(ListingStore, CountingStore):
             self._requests.require(failures, key)
             return self._seen(text, ttl_ms, key)
         except StoreError as error:
-            self._complaints.tell(key, "%s: it is not listed", error)
+            self._complaints.report(key, "%s: it is not listed", error)
             return None
 
     def count(self, counts: Mapping[str, float]) -> None:

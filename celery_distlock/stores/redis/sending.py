@@ -37,14 +37,14 @@ class RedisCalls(Part, Calls):
                     raise
                 answer = self._ask_to_send(name, request, repeated=True)
         with self._requests.reading(_SEND, answer):
-            told = Answer(answer) if isinstance(answer, list) else None
-            sent = Sent(told.text("status") if told else text(answer))
+            data = Answer(answer) if isinstance(answer, list) else None
+            sent = Sent(data.text("status") if data else text(answer))
             if request.delay > 0 and sent is Sent.UPDATED:
                 self._replies.note_opens({name: request.delay})
-            if told is None:
+            if data is None:
                 return SendReply(sent)
-            remaining = time_left(told.number("ttl_ms"))
-            return SendReply(sent, self._replies.wakes(name, told), told.text("holder"), remaining)
+            remaining = time_left(data.number("ttl_ms"))
+            return SendReply(sent, self._replies.wakes(name, data), data.text("holder"), remaining)
 
     def peek(self, key: str, identity: str) -> Bearer | None:
         look = self._records.call(_IDENTITY, slot_name(key), identity)
@@ -105,14 +105,14 @@ class RedisCalls(Part, Calls):
             repeated=repeated,
             paced=request.paced,
             most=park_request.max_waiting,
-            **_told(request.identity),
+            **_identity_fields(request.identity),
         )
         message = park_request.envelope, park_request.task, park_request.destination
         given = [optional] if optional else []
         send = self._records.call(_SEND, name, request.run, *message, *given, confirmed=True)
-        beside: list[Command] = []
+        additional: list[Command] = []
         if self._servers.in_order:
-            beside = self._parking.published(request.published)
+            additional = self._parking.published(request.published)
         elif not repeated:
             self._parking.mark_all_published(request.published)
         # Before the call, so that no call is missing from the index.
@@ -120,12 +120,12 @@ class RedisCalls(Part, Calls):
         for calls in self._servers.requests(before, send):
             # The additional commands come last: if a server does not know a script, all commands
             # after it are repeated.
-            every = [*calls, *beside] if send in calls else calls
+            every = [*calls, *additional] if send in calls else calls
             asked = self._requests.ask(every, request.key, patience)
         return asked.answers[calls.index(send)]
 
 
-def _told(identity: Identity | None) -> dict[str, Any]:
+def _identity_fields(identity: Identity | None) -> dict[str, Any]:
     if identity is None:
         return {}
     return {

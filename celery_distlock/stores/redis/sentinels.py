@@ -62,15 +62,15 @@ class _Master(Server):
     def connect(self, timeout: float) -> ConnectionFactory:
         return _ToMaster(self, timeout)
 
-    def find(self, *, anew: bool = False) -> HostPort:
+    def find(self, *, again: bool = False) -> HostPort:
         """
-        Return the master; ask for it if the last answer is older than a second, or if *anew*.
+        Return the master; ask for it if the last answer is older than a second, or if *again*.
 
         While no sentinel answers, the last known master may still serve.
         """
         asked_at = clock.monotonic()
         with self._asking:
-            if self.known is not None and self._believed_until > asked_at + (FRESH if anew else 0):
+            if self.known is not None and self._believed_until > asked_at + (FRESH if again else 0):
                 return self.known  # another thread has asked while this one waited, or just before
             found = self._ask_all()
             if self.known is not None and self._believed_until > asked_at + FRESH:
@@ -148,7 +148,7 @@ class Sentinels(Topology):
             master = self._master.find()
             asked_at = clock.monotonic()
             answers = self._master.pool(timeout).exchange(calls)
-            if clock.monotonic() > asked_at + SLOW and self._master.find(anew=True) != master:
+            if clock.monotonic() > asked_at + SLOW and self._master.find(again=True) != master:
                 raise RedisConnectionError(
                     "the answer is from a server that is no longer the master"
                 )

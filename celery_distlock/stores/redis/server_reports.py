@@ -19,7 +19,7 @@ from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
 from .topology import Topology
 
-# The questions to a server for `parse_info`, and for `told`.
+# The questions to a server for `parse_info`, and for `describe_answers`.
 INFO = [command(b"", "INFO"), command(b"", "CONFIG", "GET", "save")]
 QUESTIONS = [*INFO, command(b"", "TIME")]
 
@@ -36,10 +36,10 @@ def describe_server(
             message, remedy = f"does not answer: {silence}", "start it: its keys cannot be taken"
             yield Finding(Severity.DOUBT, "server", message, remedy)
         else:
-            yield from told(answers, (asked_at + time.time()) / 2)
+            yield from describe_answers(answers, (asked_at + time.time()) / 2)
 
 
-def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
+def describe_answers(answers: Sequence[Any], at: float) -> Iterator[Finding]:
     """Describe a server by its answers to `QUESTIONS`, which it gave *at* about that time."""
     info, save, now = answers
     failures = [each for each in (info, now) if isinstance(each, Exception)]
@@ -83,7 +83,7 @@ def examine(servers: Topology, requests: RequestRunner) -> Iterator[Finding]:
     replicas = servers.replicas()
     nodes = [*servers.nodes(), *replicas]
     asked = [call._replace(node=node) for node in nodes for call in INFO]
-    answers = requests.attempt_beside(asked)
+    answers = requests.attempt_briefly(asked)
     found: dict[str, tuple[Finding, list[Any]]] = {}
     for node, info, save in zip(nodes, answers[::2], answers[1::2], strict=True):
         facts = parse_info(info, save) if isinstance(info, bytes) else {}

@@ -275,17 +275,17 @@ class RedisStore(QueueStore, CountingStore):
         except StoreError as error:
             if rights:
                 passes = isinstance(error, StoreUnavailableError)
-                told, remedy = f"{error}; {rights.message}", error.remedy or rights.remedy
+                details, remedy = f"{error}; {rights.message}", error.remedy or rights.remedy
                 raise (StoreUnavailableError if passes else StoreError)(
-                    told, remedy=remedy
+                    details, remedy=remedy
                 ) from error
             raise
         findings = list(examine(self._servers, self._requests))
         if rights:
             findings.append(rights)
-        tell = self._records.command("probe", "PUBLISH", "{}", "")
-        (heard,) = self._requests.attempt([tell]).answers
-        if isinstance(heard, ResponseError):
+        publish = self._records.command("probe", "PUBLISH", "{}", "")
+        (answer,) = self._requests.attempt([publish]).answers
+        if isinstance(answer, ResponseError):
             message = (
                 f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"
                 f" served late (ACL SETUSER ... &{self._prefix}:*)"

@@ -36,7 +36,7 @@ class WaiterSubscriptions:
     """
 
     def __init__(self, connect: ConnectionFactory) -> None:
-        self._connection = PubSubConnection(connect, self._call, self._heard)
+        self._connection = PubSubConnection(connect, self._call, self._on_confirmed)
         self._inboxes: WeakValueDictionary[str, Attendant] = WeakValueDictionary()
         # The current reader, if any. A dictionary, because taking the place and recording the
         # reader must be one step: a time limit's exception may come between two.
@@ -58,14 +58,14 @@ class WaiterSubscriptions:
             self._connection.close()
         finally:
             self._stop_reading(inbox)
-        if not self._connection.hears(place.channel):
+        if not self._connection.is_subscribed(place.channel):
             with contextlib.suppress(RedisError, OSError):
                 self._connection.want(place)
-            self.attend(inbox, lambda: self._connection.hears(place.channel), JOIN)
+            self.attend(inbox, lambda: self._connection.is_subscribed(place.channel), JOIN)
 
-    def hears(self, channel: str) -> bool:
+    def is_subscribed(self, channel: str) -> bool:
         """Whether pushes to *channel* are received now, as far as known without asking."""
-        return self._connection.fresh and self._connection.hears(channel)
+        return self._connection.fresh and self._connection.is_subscribed(channel)
 
     def leave(self, inbox: "PubSubInbox") -> None:
         """Stop waking *inbox*."""
@@ -165,7 +165,7 @@ class WaiterSubscriptions:
         if inbox is not None:
             inbox.call()
 
-    def _heard(self, gap: bool) -> None:
+    def _on_confirmed(self, gap: bool) -> None:
         if gap:  # all waiters may have missed a push, or the server may have forgotten them
             self._to_call = collections.deque(
                 inbox.me for inbox in self._present() if isinstance(inbox, PubSubInbox)

@@ -30,35 +30,35 @@ class RedisTimetable(Part, Timetable):
             self._call(_DUE, _written(dict(some)))
             for some in batches(list(dues.items()), SWEEP_BATCH)
         ]
-        for answer in self._requests.attempt_beside(calls):
+        for answer in self._requests.attempt_briefly(calls):
             if isinstance(answer, Exception):
                 words = "the times when keys are due were not recorded; a sweep finds them: %s"
                 logger.debug(words, answer)
 
     def claim_due(
-        self, who: str, inbox: Inbox, seconds: float, settled: Settled = NO_CLAIM
+        self, process: str, inbox: Inbox, seconds: float, settled: Settled = NO_CLAIM
     ) -> Claim:
         written = f"{settled.number} {_written(settled.again)}" if settled.again else ""
         for_ms = milliseconds(seconds) if seconds else 0
-        call = self._call(_TICK, who, inbox.address, for_ms, SWEEP_BATCH, written)
+        call = self._call(_TICK, process, inbox.address, for_ms, SWEEP_BATCH, written)
         (answer,) = self._requests.ask_once([call], TIMEOUT)
         with self._requests.reading(_TICK, answer):
-            told = Fields.read(answer)
-            pause, late = told.seconds("pause_ms"), told.number("late_ms") / 1000
-            pause, due = math.inf if pause is None else pause, tuple(told.texts("names"))
-            return Claim(told.flag("leads"), pause, due, late, told.text("claim"))
+            data = Fields.read(answer)
+            pause, late = data.seconds("pause_ms"), data.number("late_ms") / 1000
+            pause, due = math.inf if pause is None else pause, tuple(data.texts("names"))
+            return Claim(data.flag("leads"), pause, due, late, data.text("claim"))
 
     def led_for(self) -> float:
         return self._leader(f"{self._records.times}ticker")[1]
 
-    def ticker_inbox(self, who: str) -> Inbox:
-        return self._inboxes.inbox(self._records.times, who)
+    def ticker_inbox(self, process: str) -> Inbox:
+        return self._inboxes.inbox(self._records.times, process)
 
     def dues(self) -> Dues:
         answer = self._requests.ask([self._call(_DUES)], "what is due").answers[0]
         with self._requests.reading(_DUES, answer):
-            told = Fields.read(answer)
-            return Dues(told.text("ticker"), told.number("many"), told.number("first_ms") / 1000)
+            data = Fields.read(answer)
+            return Dues(data.text("ticker"), data.number("many"), data.number("first_ms") / 1000)
 
     def _call(self, script: scripts.Script, *arguments: Any) -> Command:
         return script_call(script, (self._records.times,), *arguments)

@@ -57,9 +57,9 @@ class Attempt:
                 return None
             if place.is_kept_for(self.request.run):
                 return self._second_delivery(place) or self._claim(line, place, record)
-        return self._stand(line)
+        return self._reply_in_line(line)
 
-    def _stand(self, line: list[Place]) -> Reply | None:
+    def _reply_in_line(self, line: list[Place]) -> Reply | None:
         """Return the reply to a caller with or without a place in the line; None: it changed."""
         request, node = self.request, self.node
         own, joins = find(line, node.owner), False

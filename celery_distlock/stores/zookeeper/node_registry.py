@@ -85,7 +85,7 @@ class NodeRegistry:
             node.believed_until = node.until = max(until, node.believed_until)
         self._see_to(node.until)
 
-    def put_off(self, hold: Ownership, session: Session, now: float) -> str:
+    def extend(self, hold: Ownership, session: Session, now: float) -> str:
         """Extend a hold's end; return its node's path, or "" if there is none in that session."""
         with self._mutex:
             node = self.find(slot_name(hold.key), hold.owner)

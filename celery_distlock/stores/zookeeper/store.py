@@ -155,7 +155,7 @@ class ZooKeeperStore(ListingStore):
     def _renewed(
         self, talk: Exchange, holds: Sequence[Ownership], asked_at: float
     ) -> list[RenewOutcome]:
-        paths = [self._registry.put_off(hold, talk.session, asked_at) for hold in holds]
+        paths = [self._registry.extend(hold, talk.session, asked_at) for hold in holds]
         # A read after a write through the quorum is at least as new as that write.
         writing = talk.ask_quorum(self._locks)
         looking = [talk.client.exists_async(path) if path else None for path in paths]
@@ -167,10 +167,10 @@ class ZooKeeperStore(ListingStore):
                 log(logger, logging.WARNING, "not renewed: %s", self._too_long(talk, hold.lease))
                 outcomes.append(RenewOutcome.UNKNOWN)
             else:
-                outcomes.append(RenewOutcome.RENEWED if ours else self._standing(talk, hold))
+                outcomes.append(RenewOutcome.RENEWED if ours else self._not_ours(talk, hold))
         return outcomes
 
-    def _standing(self, talk: Exchange, hold: Ownership) -> RenewOutcome:
+    def _not_ours(self, talk: Exchange, hold: Ownership) -> RenewOutcome:
         """Return the outcome of renewing a key that this process does not hold (any longer)."""
         queue = self._queue(talk, slot_name(hold.key))
         line = queue.line()

@@ -50,11 +50,11 @@ class RecogniseContract(Given):
         other = wait_for(store, "k", "c")
 
         store.release(ReleaseRequest("k", "a", run="run", completion=ended))
-        told = store.acquire(
+        reply = store.acquire(
             AcquireRequest("k", "b", 30.0, queue=waiter.inbox, run="run", redelivered=True)
         )
 
-        assert told.status is (DONE if ended is AGAIN else BUSY)
+        assert reply.status is (DONE if ended is AGAIN else BUSY)
         assert holder(store, "k") == "c" or not self.hands_over
         take(store, "k", "c", queue=other.inbox)
         store.release(ReleaseRequest("k", "c"))
@@ -113,8 +113,8 @@ class RecogniseContract(Given):
         assert ask(store, "k", "b", run="run", redelivered=True).status in {BUSY, DONE}
         pass_time(1.0)
 
-        def told() -> Status:
+        def status() -> Status:
             return ask(store, "k", "b", run="run", redelivered=True).status
 
-        wait_until(lambda: told() is not BUSY, "the end of the rest")
-        assert told() is DONE
+        wait_until(lambda: status() is not BUSY, "the end of the rest")
+        assert status() is DONE

@@ -37,7 +37,7 @@ class SeveralContract(Given):
     @pytest.mark.parametrize(
         ("held", "owners"), [(ALONE, "a"), (SHARED, "ab"), (TWO, "a"), (THREE, "ab")]
     )
-    def test_a_look_tells_whether_one_that_shares_would_be_granted(
+    def test_a_look_shows_whether_a_shared_request_would_be_granted(
         self, store: Store, held: Want, owners: str, want: Want
     ) -> None:
         enter(store, "k", owners, held)

@@ -121,7 +121,7 @@ class Waiting(Given):
                 store.acquire(AcquireRequest("k", "alive", 30.0, queue=alive.inbox)).status
                 is GRANTED
             ),
-            "the key to pass the one who does not answer",
+            "the key to pass the one that does not answer",
         )
 
         assert holder(store, "k") == "alive"
@@ -203,5 +203,5 @@ class Waiting(Given):
                 store.acquire(AcquireRequest("k", "alive", 30.0, queue=alive.inbox)).status
                 is GRANTED
             ),
-            "the key to pass the one who is gone",
+            "the key to pass the one that is gone",
         )

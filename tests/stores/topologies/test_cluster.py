@@ -467,7 +467,9 @@ def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store
         for key in ("k", moved):
             drill.hand_over(store, key)
         return all(
-            each.hears(store.channels._place(slot_name("k"), store._inboxes.channel).channel)
+            each.is_subscribed(
+                store.channels._place(slot_name("k"), store._inboxes.channel).channel
+            )
             for where, each in store._inboxes.subscriptions.items()
             if where[1] == server.port
         )
