@@ -96,7 +96,7 @@ def prepare(lock: str, url: str) -> None:
 
 
 def want(lock: str, url: str, begin: float, end: float) -> Turns:
-    """Take and hold the lock from *begin* to *end*; those who wait then are served as well."""
+    """Take and hold the lock from *begin* to *end*; those that wait then are served as well."""
     wanted = open_lock(lock, url, KEY)
     time.sleep(max(0.0, begin - time.monotonic()))
     grants, waits = 0, []
@@ -121,7 +121,7 @@ def _p99(waits: list[float]) -> float:
 
 
 def sent(client: redis.Redis) -> int:
-    # Commands are not to be told from those that scripts call, neither in commandstats nor by
+    # Commands cannot be distinguished from those that scripts call, neither in commandstats nor by
     # connection. But what these locks send is read one command at a time. Pings keep idle
     # subscriptions alive, those of locks that others' rounds leave idle among them.
     reads = int(client.info("stats")["total_reads_processed"])

@@ -60,7 +60,7 @@ def _lags(server: EmbeddedServer, size: int) -> list[float]:
     for key, at in due.items():
         _rest(store, key, at, channel.address)
     with Team(1) as team:  # the ticker is another worker's
-        team.tell(0, _tick, server.url, prefix, due["k0"] + LIMIT)
+        team.submit(0, _tick, server.url, prefix, due["k0"] + LIMIT)
         assert ended.wait(LIMIT), f"{len(came)} of {size} came"
         team.hear(0)
     store.close()

@@ -47,10 +47,10 @@ def _median(team: Team, server: EmbeddedServer, lock: str) -> float:
 
 
 def _hand_over(team: Team, server: EmbeddedServer, lock: str) -> float:
-    team.tell(HOLDER, take, lock, server.url)
+    team.submit(HOLDER, take, lock, server.url)
     team.hear(HOLDER)
-    team.tell(WAITER, take_and_release, lock, server.url)
-    team.tell(HOLDER, release, lock, server.url, PAUSE + SPREAD * random.random())
+    team.submit(WAITER, take_and_release, lock, server.url)
+    team.submit(HOLDER, release, lock, server.url, PAUSE + SPREAD * random.random())
     # Both read the same clock: on Linux, CLOCK_MONOTONIC.
     released = team.hear(HOLDER)
     return team.hear(WAITER) - released

@@ -4,7 +4,7 @@ Acquire and release locks in an interpreter of its own, with one of redis-py's t
     python bench/parsers.py hiredis|python URL ROUNDS
 
 redis-py selects the parser when it is imported: hiredis, where that is installed. Its own one is
-slower, so everything that uses redis-py's client looks slower beside a lock that needs it less.
+slower, so everything that uses redis-py's client looks slower than a lock that needs it less.
 """
 
 import json

@@ -118,5 +118,5 @@ def _starts(
                 time.sleep(0.2)
             found = sorted(map(float, client.lrange(STARTS, 0, -1)))
             retries = int(client.get(RETRIES) or 0)
-        client.flushdb()  # what is left, of those who do not get to an end
+        client.flushdb()  # what is left, of those that do not get to an end
     return found, retries

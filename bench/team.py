@@ -1,4 +1,4 @@
-"""Processes that do what they are told, one thing at a time each."""
+"""Processes that do what is ordered, one thing at a time each."""
 
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ class Team:
         for member in self._members:
             member.join()
 
-    def tell(self, member: int, work: Callable[..., Any], *arguments: Any) -> None:
+    def submit(self, member: int, work: Callable[..., Any], *arguments: Any) -> None:
         self._pipes[member].send((work, arguments))
 
     def hear(self, member: int) -> Any:
-        """Return what *member* has to say about what it was last told to do."""
+        """Return the answer of *member* to its last order."""
         result = self._pipes[member].recv()
         if isinstance(result, BaseException):
             raise result
@@ -44,7 +44,7 @@ class Team:
     def together(self, members: int, work: Callable[..., Any], *arguments: Any) -> Sequence[Any]:
         """Have the first *members* do the same."""
         for member in range(members):
-            self.tell(member, work, *arguments)
+            self.submit(member, work, *arguments)
         return [self.hear(member) for member in range(members)]
 
 
@@ -53,5 +53,5 @@ def _serve(pipe: Connection) -> None:
         work, arguments = order
         try:
             pipe.send(work(*arguments))
-        except Exception as error:  # noqa: BLE001  # whatever it is, who asked has to know
+        except Exception as error:  # noqa: BLE001  # whatever it is, the caller has to know
             pipe.send(error)

@@ -147,7 +147,7 @@ def _rush(team: Team, server: EmbeddedServer, name: str, seconds: float = SECOND
         before = sent(client)
         begin = time.monotonic() + 0.05
         for member in range(CROWD):
-            team.tell(member, take, name, server.url, begin, begin + seconds)
+            team.submit(member, take, name, server.url, begin, begin + seconds)
         looks = list(_look(client, name, begin, begin + seconds))
         stays = [team.hear(member) for member in range(CROWD)]
         commands = sent(client) - before - QUESTIONS - len(looks)
@@ -175,7 +175,7 @@ def _look(client: Any, name: str, begin: float, end: float) -> Iterator[int]:
 
 
 def take(name: str, url: str, begin: float, end: float) -> list[Stay]:
-    """Take and hold a unit from *begin* to *end*; those who wait then are served as well."""
+    """Take and hold a unit from *begin* to *end*; those that wait then are served as well."""
     return list(_stays(open_semaphore(name, url, KEY, UNITS), begin, end))
 
 
@@ -185,13 +185,13 @@ def _stays(wanted: Any, begin: float, end: float, alone: bool = False) -> Iterat
         wanted.acquire()
         granted = time.monotonic()
         time.sleep(HOLD)
-        done = time.monotonic()  # before anybody can be told
+        done = time.monotonic()  # before any waiter is notified
         wanted.release()
         yield Stay(asked, granted, done, alone)
 
 
 def in_use(stays: Sequence[Stay]) -> float:
-    """Return which part of the units is in the hands of somebody, while all want one."""
+    """Return which part of the units is held while all want one."""
     begin = min(stay.begin for stay in stays)
     end = max(stay.asked for stay in stays)
     held = sum(min(stay.end, end) - stay.begin for stay in stays if stay.begin < end)
@@ -266,14 +266,14 @@ def _mix(team: Team, server: EmbeddedServer, writers: int, *, seconds: float = S
     begin = time.monotonic() + 0.05
     crowd = range(READERS + WRITERS)
     for member in crowd:
-        team.tell(member, read_or_write, server.url, begin, begin + seconds, member < writers)
+        team.submit(member, read_or_write, server.url, begin, begin + seconds, member < writers)
     stays = [stay for member in crowd for stay in team.hear(member)]
     grants = sum(stay.begin < begin + seconds for stay in stays)
     return Mix(grants / seconds, stays)
 
 
 def read_or_write(url: str, begin: float, end: float, alone: bool) -> list[Stay]:
-    """Take a lock again and again from *begin* to *end*, *alone* or as one who shares it."""
+    """Take a lock again and again from *begin* to *end*, *alone* or as one of several holders."""
     return list(_stays(open_pages(url, alone), begin, end, alone))
 
 
@@ -283,7 +283,7 @@ def open_pages(url: str, alone: bool) -> Lock:
 
 
 def phases_of(stays: Sequence[Stay]) -> list[Stay]:
-    """Put readers together that nobody was alone between."""
+    """Put readers together that no exclusive holder was between."""
     phases: list[Stay] = []
     for stay in sorted(stays, key=lambda stay: stay.begin):
         if phases and not stay.alone and not phases[-1].alone:

@@ -14,7 +14,7 @@ from celery_distlock.stores import open_store
 from celery_distlock.testing import EmbeddedServer, die_with_parent
 
 HERE = Path(__file__).parent
-NOBODY = "nobody"  # a key that no task wants
+UNWANTED = "unwanted"  # a key that no task wants
 
 
 class Times(NamedTuple):
@@ -53,8 +53,8 @@ class Worker:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 
-    def time(self, task: Any, calls: Sequence[tuple[Any, ...]], key: str = NOBODY) -> Times:
-        """Time *calls*, until their queue is empty and nobody holds *key* or waits for it."""
+    def time(self, task: Any, calls: Sequence[tuple[Any, ...]], key: str = UNWANTED) -> Times:
+        """Time *calls*, until their queue is empty and *key* has neither holder nor waiter."""
         return self._time(task, calls, lambda: self._idle(key))
 
     def time_counted(self, task: Any, calls: Sequence[tuple[Any, ...]]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ The exit status is 1 if that was not so. It is an act of the demo, too.
 import sys
 
 from calls import PROCESSES, WORKERS, Call, at_work, call, in_words, make_app, send, wait_for
-from stage import perform, tell
+from stage import perform, show
 
 from celery_distlock import Key, LockedTask
 
@@ -29,7 +29,7 @@ def call_api(tenant: str) -> None:
 
 def story(folder) -> bool:
     with at_work(app, folder) as db:
-        tell(
+        show(
             f"At most {AT_ONCE} calls at a time for each tenant,"
             f" {len(WORKERS) * PROCESSES} processes. Sent: {in_words(CALLS)}."
         )
@@ -38,20 +38,20 @@ def story(folder) -> bool:
 
 
 def report(done: list[Call]) -> bool:
-    """Tell how many calls of each tenant were under way, from the first to the last moment."""
+    """Report how many calls of each tenant were under way, from the first to the last moment."""
     begin, end = min(call.began_at for call in done), max(call.ended_at for call in done)
     moments = [begin + (end - begin) * (column + 0.5) / COLUMNS for column in range(COLUMNS)]
     own = {tenant: [call for call in done if call.tenant == tenant] for tenant in CALLS}
-    tell()
+    show()
     for tenant, theirs in own.items():
         counts = "".join(str(under_way(theirs, moment) or ".") for moment in moments)
-        tell(f"{tenant:<6} {counts}")
-    tell(f"{'':<6} {'0 s':<{COLUMNS - 5}}{end - begin:>3.1f} s\n")
+        show(f"{tenant:<6} {counts}")
+    show(f"{'':<6} {'0 s':<{COLUMNS - 5}}{end - begin:>3.1f} s\n")
     never = all(at_once(theirs) <= AT_ONCE for theirs in own.values())
-    beside = any(under_way(own["acme"], call.began_at) for call in own["bolt"])
-    tell(f"never a sixth call of one tenant: {'yes' if never else 'NO'}")
-    tell(f"the other tenant's go on meanwhile: {'yes' if beside else 'NO'}")
-    return never and beside
+    meanwhile = any(under_way(own["acme"], call.began_at) for call in own["bolt"])
+    show(f"never a sixth call of one tenant: {'yes' if never else 'NO'}")
+    show(f"the other tenant's go on meanwhile: {'yes' if meanwhile else 'NO'}")
+    return never and meanwhile
 
 
 def under_way(done: list[Call], moment: float) -> int:

@@ -1,7 +1,7 @@
 """
 Sell more than there is, three times: without a lock, with one, and with one
 while worker processes are killed. Then run five tasks at a time for each of two
-tenants, never a sixth; and let a small tenant wait behind a flood, and beside it.
+tenants, never a sixth; and let a small tenant wait behind a flood, and next to it.
 
     python examples/demo.py [--orders N] [--seed N] [--keep]
 
@@ -197,7 +197,7 @@ def kill_one_at_work(db) -> bool:
     killed_at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     wait_until_gone(pid)
-    # A decision takes its process off the till in the same transaction: who is still
+    # A decision takes its process off the till in the same transaction: a process that is still
     # there when it is dead has died with the order undecided.
     undecided = is_at_the_till(db, pid)
     db.execute(

@@ -12,7 +12,7 @@ import sys
 import time
 
 from calls import Call, at_work, call, in_words, make_app, send, wait_for
-from stage import perform, tell
+from stage import perform, show
 
 from celery_distlock import Key, Lock, LockedTask, Order
 
@@ -47,7 +47,7 @@ def story(folder) -> bool:
     with at_work(app, folder) as db:
         with Lock("by arrival"), Lock("in lanes"):
             send(CALLS, call_by_arrival, call_in_lanes)
-            tell(
+            show(
                 f"At most {AT_ONCE} calls at a time for all tenants."
                 f" Sent to each queue: {in_words(CALLS)}."
             )
@@ -56,14 +56,14 @@ def story(folder) -> bool:
 
 
 def report(done: list[Call], freed_at: float) -> bool:
-    """Tell how long each tenant's last call waited, in each queue."""
-    tell(f"\n{'the last one waited':<20}" + "".join(f"{tenant:>9}" for tenant in CALLS))
+    """Report how long each tenant's last call waited, in each queue."""
+    show(f"\n{'the last one waited':<20}" + "".join(f"{tenant:>9}" for tenant in CALLS))
     for queue in ("by arrival", "in lanes"):
         last = {each.tenant: each.began_at - freed_at for each in done if each.queue == queue}
-        tell(f"{queue:<20}" + "".join(f"{last[tenant]:>7.2f} s" for tenant in CALLS))
+        show(f"{queue:<20}" + "".join(f"{last[tenant]:>7.2f} s" for tenant in CALLS))
     first = [each.tenant for each in done if each.queue == "in lanes"][:FAIR]
     fair = first.count("bolt") == CALLS["bolt"]
-    tell(f"\nin its lane, the small tenant does not wait for the flood: {'yes' if fair else 'NO'}")
+    show(f"\nin its lane, the small tenant does not wait for the flood: {'yes' if fair else 'NO'}")
     return fair
 
 

@@ -1,6 +1,6 @@
 """
-A long import loses its lock, twice: an operator deletes it, and a worker stands
-still for longer than its lease. Another run goes on where the first one stopped.
+A long import loses its lock, twice: an operator deletes it, and a worker is
+suspended for longer than its lease. Another run goes on where the first one stopped.
 
     python examples/long_import.py
 
@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 
 from celery import Celery
 from redis import Redis
-from stage import make_database, open_database, perform, tell, wait_until, workers
+from stage import make_database, open_database, perform, show, wait_until, workers
 
 from celery_distlock import LockedTask, install
 
@@ -36,7 +36,7 @@ install(app)
 
 
 class StaleWriterError(Exception):
-    """Somebody with a later token has written."""
+    """A holder with a later token has written."""
 
 
 @app.task(base=LockedTask, bind=True, lock_key="import:{name}", lock_lease=LEASE)
@@ -53,7 +53,7 @@ def load_unaborted(self, name: str) -> None:
 
 
 def import_rows(name: str, token: int) -> None:
-    """Go on after the last row that was imported, by whomever."""
+    """Go on after the last row that was imported, by any run."""
     with closing(open_database()) as db:
         for row in range(last_row(db, name) + 1, ROWS + 1):
             time.sleep(SECONDS)
@@ -93,35 +93,35 @@ def story(folder) -> bool:
 
 
 def lock_is_deleted(db) -> bool:
-    tell("1. An operator deletes the lock of a running import.")
+    show("1. An operator deletes the lock of a running import.")
     first = start(load, "prices", "east")
     wait_until(lambda: last_row(db, "prices") >= 10, "ten rows")
     with Redis.from_url(os.environ["CELERY_BROKER_URL"]) as redis:
         redis.delete("distlock:{import:prices}:lock")
     wait_until(lambda: state(first) == "FAILURE", "the end of the first run")
     error = app.AsyncResult(first).result
-    tell(f"   east was aborted after row {last_row(db, 'prices')}:")
-    tell(f"   {type(error).__name__}: {error}")
+    show(f"   east was aborted after row {last_row(db, 'prices')}:")
+    show(f"   {type(error).__name__}: {error}")
     second = start(load, "prices", "west")
     wait_until(lambda: state(second) == "SUCCESS", "the end of the second run")
     return is_whole(db, "prices") and type(error).__name__ == "LockLostError"
 
 
 def worker_stands_still(db, east) -> bool:
-    tell("2. A worker stands still for longer than its lease, and is not aborted.")
+    show("2. A worker stands still for longer than its lease, and is not aborted.")
     first = start(load_unaborted, "stock", "east")
     wait_until(lambda: last_row(db, "stock") >= 10, "ten rows")
     with stopped_between_writes(db, east):
         reached = last_row(db, "stock")
-        tell(f"   east stands still at row {reached}; its lease of {LEASE:g} s runs out")
+        show(f"   east stands still at row {reached}; its lease of {LEASE:g} s runs out")
         second = start(load_unaborted, "stock", "west")
         wait_until(lambda: last_row(db, "stock") > reached, "the second run")
-    tell(f"   west went on at row {reached + 1}, and east wakes up")
+    show(f"   west went on at row {reached + 1}, and east wakes up")
     wait_until(lambda: state(first) == "FAILURE", "the end of the first run")
     wait_until(lambda: state(second) == "SUCCESS", "the end of the second run")
     refusals = db.execute("SELECT row, token, highest FROM refusals").fetchall()
     for row, token, highest in refusals:
-        tell(f"   the table refused row {row} from east: token {token} after {highest}")
+        show(f"   the table refused row {row} from east: token {token} after {highest}")
     return is_whole(db, "stock") and len(refusals) == 1
 
 
@@ -139,7 +139,7 @@ def stopped_between_writes(db, worker):
     """Stop all processes of *worker*, none of them in the middle of a write."""
     db.execute("BEGIN IMMEDIATE")
     os.killpg(worker.pid, signal.SIGSTOP)
-    time.sleep(0.1)  # until the last of them stands
+    time.sleep(0.1)  # until the last of them is stopped
     db.execute("ROLLBACK")
     try:
         yield
@@ -148,14 +148,14 @@ def stopped_between_writes(db, worker):
 
 
 def is_whole(db, name: str) -> bool:
-    """Say who imported what; return whether each row was imported once, in order, by two runs."""
+    """Report the imports; return whether each row was imported once, in order, by two runs."""
     rows = db.execute("SELECT row, token FROM rows WHERE name = ? ORDER BY rowid", (name,))
     numbers, tokens = zip(*rows, strict=True)
     for token in sorted(set(tokens)):
         own = [number for number, other in zip(numbers, tokens, strict=True) if other == token]
-        tell(f"   token {token}: rows {own[0]} to {own[-1]}")
+        show(f"   token {token}: rows {own[0]} to {own[-1]}")
     whole = numbers == tuple(range(1, ROWS + 1)) and tokens == tuple(sorted(tokens))
-    tell(f"   each of the {ROWS} rows was imported once, in order: {'yes' if whole else 'NO'}")
+    show(f"   each of the {ROWS} rows was imported once, in order: {'yes' if whole else 'NO'}")
     return whole and len(set(tokens)) == 2
 
 

@@ -28,7 +28,7 @@ install(app)
 
 @heartbeat_sent.connect
 def show_life(**_) -> None:
-    """Tell a liveness probe that this worker's main process is at work."""
+    """Show a liveness probe that this worker's main process is at work."""
     if heartbeat := os.environ.get("SHOP_HEARTBEAT"):
         Path(heartbeat).touch()
 
@@ -94,7 +94,7 @@ def charge_customer() -> None:
 
 
 def step_up(db: sqlite3.Connection, order_id: int, sku: str) -> float:
-    """Note who is at work on what; the demo kills one of these processes."""
+    """Note which process is at work on what; the demo kills one of them."""
     began_at = time.monotonic()
     db.execute(
         "INSERT OR REPLACE INTO at_the_till VALUES (?, ?, ?, ?)",

@@ -46,13 +46,13 @@ def play(story, folder: Path) -> bool:
         try:
             return story(folder)
         except StalledError as error:
-            tell(f"It went wrong: {error}\n{last_lines(folder)}")
+            show(f"It went wrong: {error}\n{last_lines(folder)}")
             return False
         finally:
-            logging.disable()  # whoever misses the server, which goes now, need not say so
+            logging.disable()  # a process that misses the server, which goes now, need not say so
 
 
-def tell(line: str = "") -> None:
+def show(line: str = "") -> None:
     """Print at once, so that the story can be followed through a pipe as well."""
     print(line, flush=True)
 
@@ -86,13 +86,13 @@ def clean_up_on_sigterm() -> None:
 
 
 def stopped() -> int:
-    tell("Stopped; nothing is left running.")
+    show("Stopped; nothing is left running.")
     return 128 + signal.SIGINT
 
 
 @contextmanager
 def work_folder(keep: bool = False):
-    """A new folder, removed at the end unless it is to be kept."""
+    """A new folder, removed at the end unless it shall be kept."""
     if keep:
         yield Path(tempfile.mkdtemp(prefix="celery-distlock-"))
     else:

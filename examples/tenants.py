@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from celery import Celery
-from stage import make_database, open_database, perform, tell, wait_until, workers
+from stage import make_database, open_database, perform, show, wait_until, workers
 
 from celery_distlock import Lock, LockedTask, install
 
@@ -25,7 +25,7 @@ WORKERS, PROCESSES = ("north", "south"), 3
 SCHEMA = "CREATE TABLE runs (tenant TEXT, number INTEGER, began_at REAL, ended_at REAL)"
 
 app = Celery("tenants")
-app.conf.worker_prefetch_multiplier = 1  # whoever is free takes the next
+app.conf.worker_prefetch_multiplier = 1  # a free one takes the next
 install(app)
 
 
@@ -56,8 +56,8 @@ def story(folder) -> bool:
             for tenant in TENANTS:
                 maintenance.enter_context(Lock(f"tenant:{tenant}"))
             send_imports()
-            tell(f"{len(TENANTS)} tenants are locked: {total} imports are parked.")
-            tell(f"That of a new tenant, sent last, was done after {time_newcomer(db):.2f} s.")
+            show(f"{len(TENANTS)} tenants are locked: {total} imports are parked.")
+            show(f"That of a new tenant, sent last, was done after {time_newcomer(db):.2f} s.")
         wait_until(lambda: len(runs(db)) == total + 1, "the end of all imports")
         return report([run for run in runs(db) if run.tenant in TENANTS])
 
@@ -90,19 +90,19 @@ def runs(db) -> list[Run]:
 def report(done: list[Run]) -> bool:
     seconds = max(run.ended_at for run in done) - min(run.began_at for run in done)
     work = sum(run.ended_at - run.began_at for run in done)
-    tell(f"Unlocked, they were done in {seconds:.1f} s, which is {work:.1f} s of work.\n")
-    tell(f"{'tenant':<8} {'imports in order':<17} at once")
+    show(f"Unlocked, they were done in {seconds:.1f} s, which is {work:.1f} s of work.\n")
+    show(f"{'tenant':<8} {'imports in order':<17} at once")
     ordered, apart = True, True
     for tenant in TENANTS:
         own = [run for run in done if run.tenant == tenant]
         numbers = [run.number for run in own]
         ordered = ordered and numbers == list(range(1, IMPORTS + 1))
         apart = apart and at_once(own) == 1
-        tell(f"{tenant:<8} {' '.join(map(str, numbers)):<17} {at_once(own):>7}")
-    tell(f"{'all':<8} {'':<17} {at_once(done):>7}\n")
-    tell(f"one at a time for each tenant: {'yes' if apart else 'NO'}")
-    tell(f"in the order they came: {'yes' if ordered else 'NO'}")
-    tell(f"tenants side by side: {'yes' if at_once(done) > 1 else 'NO'}")
+        show(f"{tenant:<8} {' '.join(map(str, numbers)):<17} {at_once(own):>7}")
+    show(f"{'all':<8} {'':<17} {at_once(done):>7}\n")
+    show(f"one at a time for each tenant: {'yes' if apart else 'NO'}")
+    show(f"in the order they came: {'yes' if ordered else 'NO'}")
+    show(f"tenants side by side: {'yes' if at_once(done) > 1 else 'NO'}")
     return apart and ordered and at_once(done) > 1
 
 

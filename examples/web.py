@@ -1,6 +1,6 @@
 """
 Web requests and tasks change one stock under one lock: the request waits for the
-task, and is told to come again (503) if that takes too long.
+task, and answers 503 if that takes too long.
 
     python examples/web.py
 
@@ -17,7 +17,7 @@ from socketserver import ThreadingMixIn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from celery import Celery
-from stage import make_database, open_database, perform, tell, wait_until, workers
+from stage import make_database, open_database, perform, show, wait_until, workers
 
 from celery_distlock import Lock, LockedTask, install
 
@@ -42,7 +42,7 @@ def sell(sku: str, quantity: int) -> None:
 
 @app.task(base=LockedTask, lock_key="stock:{sku}", ignore_result=True)
 def take_stock(sku: str) -> None:
-    """Count what is on the shelf, which takes until somebody says that it is finished."""
+    """Count what is on the shelf, which takes until it is ended from outside."""
     with closing(open_database()) as db:
         db.execute("INSERT INTO counts VALUES (?, 0)", (sku,))
         wait_until(lambda: scalar(db, "SELECT finished FROM counts"), "the end of the count")
@@ -107,10 +107,10 @@ def story(folder) -> bool:
 def task_holds_the_lock(db, port: int) -> bool:
     take_stock.delay("TEE")
     wait_until(lambda: scalar(db, "SELECT count(*) FROM counts"), "the count to begin")
-    tell("A task counts the TEEs, and holds stock:TEE.")
+    show("A task counts the TEEs, and holds stock:TEE.")
     busy, other = restock(port, "TEE", 10), restock(port, "MUG", 10)
     db.execute("UPDATE counts SET finished = 1")
-    tell("The count is finished.")
+    show("The count is finished.")
     free = until_served(port, "TEE", 10)
     return (busy, other, free[-1]) == (503, 200, 200)
 
@@ -126,9 +126,9 @@ def all_at_once(db, port: int) -> bool:
         refused = sum(answer.result().count(503) for answer in answers)
     wait_until(lambda: count_changes(db) == changes + 2 * CHANGES, "all changes")
     right = units + 5 * CHANGES - 3 * CHANGES
-    tell(f"{CHANGES} requests add 5 TEEs each, {CHANGES} tasks sell 3, all at once.")
-    tell(f"  {refused} requests had to come again")
-    tell(f"  {units} TEEs before, {units_of(db, 'TEE')} after; {right} is right")
+    show(f"{CHANGES} requests add 5 TEEs each, {CHANGES} tasks sell 3, all at once.")
+    show(f"  {refused} requests had to come again")
+    show(f"  {units} TEEs before, {units_of(db, 'TEE')} after; {right} is right")
     return units_of(db, "TEE") == right
 
 
@@ -149,7 +149,7 @@ def restock(port: int, sku: str, quantity: int, *, quiet: bool = False) -> int:
         body = response.read().decode()
     if not quiet:
         seconds = time.monotonic() - asked_at
-        tell(f"  POST /restock/{sku}/{quantity}: {response.status} {body}, after {seconds:.2f} s")
+        show(f"  POST /restock/{sku}/{quantity}: {response.status} {body}, after {seconds:.2f} s")
     return response.status
 
 

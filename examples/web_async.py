@@ -1,6 +1,6 @@
 """
 A FastAPI application and tasks change one stock under one lock: the request waits for the
-task without a thread, and is told to come again (503) if that takes too long.
+task without a thread, and answers 503 if that takes too long.
 
     python examples/web_async.py
 
@@ -17,7 +17,7 @@ import httpx
 import uvicorn
 from celery import Celery
 from fastapi import FastAPI, HTTPException
-from stage import make_database, open_database, perform, tell, wait_until, workers
+from stage import make_database, open_database, perform, show, wait_until, workers
 
 from celery_distlock import AsyncLock, LockedTask, install
 from celery_distlock.errors import LockConflictError
@@ -46,7 +46,7 @@ def sell(sku: str, quantity: int) -> None:
 
 @app.task(base=LockedTask, lock_key="stock:{sku}", ignore_result=True)
 def take_stock(sku: str) -> None:
-    """Count what is on the shelf, which takes until somebody says that it is finished."""
+    """Count what is on the shelf, which takes until it is ended from outside."""
     with closing(open_database()) as db:
         db.execute("INSERT INTO counts VALUES (?, 0)", (sku,))
         wait_until(lambda: scalar(db, "SELECT finished FROM counts"), "the end of the count")
@@ -97,10 +97,10 @@ def story(folder) -> bool:
 def task_holds_the_lock(db, url: str) -> bool:
     take_stock.delay("TEE")
     wait_until(lambda: scalar(db, "SELECT count(*) FROM counts"), "the count to begin")
-    tell("A task counts the TEEs, and holds stock:TEE.")
+    show("A task counts the TEEs, and holds stock:TEE.")
     busy, other = post(url, "TEE", 10), post(url, "MUG", 10)
     db.execute("UPDATE counts SET finished = 1")
-    tell("The count is finished.")
+    show("The count is finished.")
     free = post(url, "TEE", 10, patience=LONG)
     return (busy, other, free) == (503, 200, 200)
 
@@ -110,7 +110,7 @@ def post(url: str, sku: str, quantity: int, patience: float = PATIENCE) -> int:
     asked_at = time.monotonic()
     path = f"/restock/{sku}/{quantity}"
     answer = httpx.post(url + path, params={"patience": patience}, timeout=LONG)
-    tell(f"  POST {path}: {answer.status_code}, after {time.monotonic() - asked_at:.2f} s")
+    show(f"  POST {path}: {answer.status_code}, after {time.monotonic() - asked_at:.2f} s")
     return answer.status_code
 
 
@@ -131,9 +131,9 @@ async def all_at_once(db, url: str) -> bool:
         wait_until, lambda: count_changes_now() == changes + REQUESTS + CHANGES, "all changes"
     )
     right = units + 5 * REQUESTS - 3 * CHANGES
-    tell(f"{REQUESTS} requests add 5 TEEs each, {CHANGES} tasks sell 3, all at once.")
-    tell(f"  {refused} requests were refused; {threads} threads asked for the lock")
-    tell(f"  {units} TEEs before, {units_of(db, 'TEE')} after; {right} is right")
+    show(f"{REQUESTS} requests add 5 TEEs each, {CHANGES} tasks sell 3, all at once.")
+    show(f"  {refused} requests were refused; {threads} threads asked for the lock")
+    show(f"  {units} TEEs before, {units_of(db, 'TEE')} after; {right} is right")
     return units_of(db, "TEE") == right and not refused
 
 

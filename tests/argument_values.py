@@ -75,7 +75,7 @@ class Order:
 
 
 class Told:
-    """Tells itself to JSON."""
+    """Has a form for JSON."""
 
     def __json__(self) -> dict[str, Any]:
         return {"told": (1, State.PAID)}

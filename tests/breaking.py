@@ -15,7 +15,7 @@ from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.memory.keyspace import RefusedError
 from celery_distlock.stores.memory.server import Server
 from celery_distlock.stores.queue_parts import Sent
-from celery_distlock.stores.queue_store import ready, stand
+from celery_distlock.stores.queue_store import ready, reserve_or_queue
 from celery_distlock.stores.redis.connections import BrokenOffError
 from celery_distlock.stores.requests import Identity, SendRequest, StandRequest
 from celery_distlock.stores.values import (
@@ -86,7 +86,7 @@ class BreakingServer(Server):
         super().__init__()
         self.fault = fault
         self.requests: list[list[str]] = []
-        self._struck = False
+        self._is_applied = False
         self._has_written = False
 
     def execute(self, call: Command) -> Any:
@@ -111,17 +111,17 @@ class BreakingServer(Server):
         request = self.requests[-1]
         request.append(name.decode())
         if fault and len(self.requests) - 1 == fault.request:
-            self._strike(fault, len(request) - 2, name, words)
-        full = fault and fault.mishap is Mishap.FULL and self._struck
+            self._apply(fault, len(request) - 2, name, words)
+        full = fault and fault.mishap is Mishap.FULL and self._is_applied
         if full and name in GROWS and not self._has_written:
             raise RefusedError("command not allowed when used memory > 'maxmemory'.", "OOM")
         # A server asks whether it is full before a script's first write only.
         self._has_written |= name in WRITES
         return super().do(name, *words)
 
-    def _strike(self, fault: Fault, number: int, name: bytes, words: tuple[bytes, ...]) -> None:
+    def _apply(self, fault: Fault, number: int, name: bytes, words: tuple[bytes, ...]) -> None:
         if fault.mishap is Mishap.FULL:
-            self._struck = True
+            self._is_applied = True
         elif number != fault.command:
             return
         elif fault.mishap in (Mishap.ENDED, Mishap.ENDED_FOR_GOOD):
@@ -131,7 +131,7 @@ class BreakingServer(Server):
 
     def empty(self) -> None:
         """Be full no longer."""
-        self._struck = False
+        self._is_applied = False
 
 
 class Run:
@@ -263,7 +263,7 @@ class World:
         self._removes(run, lambda: self.store.parking.cancel(run.keys[0], run.name))
 
     def drops(self, run: Run) -> None:
-        """Drop a task that is on its way: it need not run."""
+        """Drop a task that is in flight: it need not run."""
         self.messages = [each for each in self.messages if each[0] is not run]
         wake = WokenTask(run.keys[0], run.name, run.name.encode())
         dropped = self._removes(run, lambda: self.store.drop(wake))
@@ -339,7 +339,7 @@ class World:
         route = Route(tuple(run.keys))
         park, owners = ParkRequest(run.name.encode()), [taken.get(key, "") for key in run.keys]
         request = StandRequest(run.name, route, 0, park, owners, comes=True)
-        reply = self.ask(lambda: stand(self.store, request), run)
+        reply = self.ask(lambda: reserve_or_queue(self.store, request), run)
         if reply is None:
             self.messages.append((run, True))
             return
@@ -359,21 +359,21 @@ class World:
             self.woken(released and released.wake)
 
     def believes(self, run: Run, taken: dict[str, str]) -> None:
-        assert not run.holds, f"{run.name} is executed beside itself"
+        assert not run.holds, f"{run.name} is executed twice at once"
         assert not run.times or run.may_repeat, f"{run.name} runs again"
         for key, owner in taken.items():
-            beside = self.units.setdefault(key, {})
+            others = self.units.setdefault(key, {})
             if run.want.alone:
-                assert not beside, f"{beside} beside {owner}"
+                assert not others, f"{others} and {owner}"
             else:
-                assert not any(want.alone for want in beside.values())
-                used = sum(want.units for want in beside.values()) + run.want.units
+                assert not any(want.alone for want in others.values())
+                used = sum(want.units for want in others.values()) + run.want.units
                 assert used <= run.want.capacity, f"{used} units of {run.want.capacity}"
             if run.want.most:
-                in_lane = [want.units for want in beside.values() if want.lane == run.want.lane]
+                in_lane = [want.units for want in others.values() if want.lane == run.want.lane]
                 used = sum(in_lane) + run.want.units
                 assert used <= run.want.most, f"{used} units of {run.want.most} of a lane"
-            beside[owner] = run.want
+            others[owner] = run.want
         run.holds, run.is_waiting = taken, False
 
     def ends(self, run: Run) -> None:
@@ -449,7 +449,7 @@ class World:
         assert self._is_quiet(keys), [self.store.inspect(key) for key in keys]
 
     def _is_quiet(self, keys: str) -> bool:
-        """Whether nobody has a key, or waits for one. It is looked at without a fault."""
+        """Whether no key has a holder or a waiter. It is looked at without a fault."""
         fault, self.server.fault = self.server.fault, None
         states = [self.store.inspect(key) for key in keys]
         self.server.fault = fault

@@ -72,7 +72,7 @@ def apps_of_this_test_alone() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_to_tell() -> None:
+def nothing_to_report() -> None:
     """Forgets what locks of other tests would have counted, in the background, in this one."""
     with observer._notifier._rounds:
         observer._seen.clear()
@@ -139,7 +139,7 @@ def celery_env(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def load_app(celery_env: dict[str, str]) -> Iterator[Callable[[str], ModuleType]]:
     """
-    Imports a module of `tests.apps` anew, by its full name, for this test's broker and prefix.
+    Imports a module of `tests.apps` again, by its full name, for this test's broker and prefix.
 
     To give it another environment than `celery_env`, set that before.
     """

@@ -1,4 +1,4 @@
-"""Sends tasks with everything that a message can carry, and tells how two arrivals differ."""
+"""Sends tasks with everything that a message can carry, and reports how two arrivals differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUTES = {
 }
 COMPRESSIONS = (None, "zlib")
 EXPIRES = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
-NOBODYS = "nobodys"  # a queue that no worker consumes
+UNREAD = "unread"  # a queue that no worker consumes
 
 # What may differ, in milliseconds: it counts from the moment of sending. The date of the expiry is
 # in the headers, and may not.
@@ -120,7 +120,7 @@ def _wait_for_a_free_slot(site: Site) -> None:
 
 
 def send_free_via_store(site: Site) -> list[str]:
-    """Likewise, each to a key that is free."""
+    """The same, each to a key that is free."""
     pairs = zip(_new_keys(len(KINDS)), KINDS, strict=True)
     return [_send(site, "echo_requeue", key, kind, lock_via="store").id for key, kind in pairs]
 
@@ -137,9 +137,9 @@ def table(site: Site, straight: list[str], waited: list[str]) -> dict[Kind, dict
 
 def came_by(site: Site, parked: list[str]) -> tuple[str, str]:
     """
-    Who parked these tasks, and what way they came then.
+    Which process parked these tasks, and what way they came then.
 
-    What is slow on its way to the channel comes by the broker, too; and what a slow main process
+    What is slow to reach the channel comes by the broker, too; and what a slow main process
     cannot park, the pool does.
     """
     pushed = [any(site.journal.read(f"{each}:pushed")) for each in parked]
@@ -194,8 +194,8 @@ def _full_options(site: Site, kind: Kind) -> dict[str, Any]:
 
 
 def _note(site: Site, name: str) -> dict[str, Any]:
-    # Nothing but JSON's types, which every serializer can write; and for nobody to run.
-    signature = site.tasks.note.si(None, "canvas").set(task_id=f"{name}-1", queue=NOBODYS)
+    # Nothing but JSON's types, which every serializer can write; and not to be run.
+    signature = site.tasks.note.si(None, "canvas").set(task_id=f"{name}-1", queue=UNREAD)
     plain: dict[str, Any] = json.loads(json.dumps(signature))
     return plain
 

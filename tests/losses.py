@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Losses:
-    """Loses what it is told to lose; everything else goes through."""
+    """Loses what a test asks it to lose; everything else goes through."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._exchange = ConnectionPool.exchange

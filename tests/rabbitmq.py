@@ -29,7 +29,7 @@ SERVER = shutil.which("rabbitmq-server", path=_PLACES)
 CONTROL = shutil.which("rabbitmqctl", path=_PLACES)
 EPMD = shutil.which("epmd", path=_PLACES)
 
-_ATTEMPTS = 5  # at free ports, which somebody else may take first
+_ATTEMPTS = 5  # at free ports, which another process may take first
 _START_TIMEOUT = 90.0  # seconds; three or four where nothing else runs
 _STOP_TIMEOUT = 30.0
 _CONFIGURATION = """\
@@ -47,7 +47,7 @@ class RabbitServer:
     """
     A node of its own: on loopback and free ports, with its data in a temporary folder.
 
-    So is the port mapper that every Erlang node needs (epmd), lest it outlive the node or be shared
+    So is the port mapper that every Erlang node needs (epmd): it must not outlive it or be shared
     with another one. A process that is killed takes both with it.
     """
 

@@ -139,7 +139,7 @@ def _expire_sooner(client: redis.Redis, record: bytes, seconds: float) -> None:
 
 
 def _bring_ends_nearer(client: redis.Redis, lock: bytes, seconds: float) -> None:
-    """Let a rest, and the leases of those who share a key, end sooner."""
+    """Let a rest, and the leases of those that share a key, end sooner."""
     for field, value in client.hgetall(lock).items():
         if field in {b"next", b"rest", b"x"} or field.startswith(b"g:"):
             ends, *others = value.split(b" ", 6)

@@ -175,7 +175,7 @@ class WorkerProcess:
         processes.signal_session(self.pid, signal.SIGSTOP)
         wait_until(
             lambda: {process.state for process in processes.session(self.pid)} <= {"T"},
-            what=f"{self!r} to stand still",
+            what=f"{self!r} to be stopped",
         )
 
     def resume(self) -> None:

@@ -26,7 +26,7 @@ MISSING = ", ".join(
 )
 
 _PORTS = range(20000, 32000)  # below those that outgoing connections get
-_ATTEMPTS = 5  # at free ports, which somebody else may take first
+_ATTEMPTS = 5  # at free ports, which another process may take first
 _START_TIMEOUT = 60.0  # seconds; one where nothing else runs
 _STOP_TIMEOUT = 15.0
 _OPTIONS = {
@@ -122,7 +122,7 @@ class ZooKeeperServer:
             self._process = None
 
     def pause(self) -> None:
-        """Freeze it until `resume`; return once it stands still."""
+        """Freeze it until `resume`; return once it is stopped."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)

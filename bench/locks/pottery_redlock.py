@@ -1,4 +1,4 @@
-"""Redlock as pottery has it, over one master: what it is to be compared with has one as well."""
+"""Redlock as pottery has it, over one master: what it is compared with has one as well."""
 
 import redis
 from pottery import Redlock

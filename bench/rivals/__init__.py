@@ -24,7 +24,7 @@ def declare_all(app: Celery, url: str) -> tuple[dict[str, Any], list[str]]:
 def declare_rates(
     app: Celery, start: Callable[[], None], limit: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Likewise, of tasks with a rate."""
+    """The same, of tasks with a rate."""
     return _declare(WITH_RATES, app, start, limit)
 
 

@@ -1,5 +1,5 @@
 """
-docket: a worker of its own, whose tasks are coroutines; what is too early is scheduled anew.
+docket: a worker of its own, whose tasks are coroutines; what is too early is scheduled again.
 
     python -m rivals.docket URL LIMIT SLOTS        a worker
 """

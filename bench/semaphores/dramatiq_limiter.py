@@ -1,4 +1,4 @@
-"""dramatiq's limiter of what runs at once; it does not wait, so who finds none asks again."""
+"""dramatiq's limiter of what runs at once; it does not wait, so a refused caller asks again."""
 
 import time
 from contextlib import AbstractContextManager

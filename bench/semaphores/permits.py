@@ -1,8 +1,8 @@
 """
-Permits in the way of Redisson's `RPermitExpirableSemaphore`, which is for Java, done anew.
+Permits in the way of Redisson's `RPermitExpirableSemaphore`, which is for Java, written again.
 
-A counter of free permits, a sorted set of those that are out, with their ends, and a channel: who
-finds none subscribes, and every release is published to all that wait, who all try again.
+A counter of free permits, a sorted set of those that are out, with their ends, and a channel: a
+caller that finds none subscribes, and every release is published to all waiters, which all retry.
 """
 
 from uuid import uuid4
@@ -10,7 +10,7 @@ from uuid import uuid4
 import redis
 
 NAME = "counter and channel, as Redisson's"
-TERMS = "permits of 30 s by the set of their ends, not renewed; a release wakes everybody"
+TERMS = "permits of 30 s by the set of their ends, not renewed; a release wakes all waiters"
 PERMIT_MS = 30_000
 TAKE = """\
 local time = redis.call('TIME')

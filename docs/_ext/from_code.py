@@ -95,7 +95,7 @@ def flag_lines() -> Iterator[str]:
 
 
 class FromCode(SphinxDirective):
-    """Stands for the lines that its function yields."""
+    """A placeholder for the lines that its function yields."""
 
     lines = staticmethod(setting_lines)
 
@@ -109,7 +109,7 @@ class FromCode(SphinxDirective):
 
 
 class WorkerFlags(FromCode):
-    """Likewise."""
+    """The same as above."""
 
     lines = staticmethod(flag_lines)
 

@@ -1,7 +1,7 @@
 """
 Take the picture of ``celery locks web``: of real workers, at work on one server.
 
-    python docs/pictures/locks_page.py        # writes locks_page.png beside this file
+    python docs/pictures/locks_page.py        # writes locks_page.png next to this file
 
 Needs Chromium and the extra ``dev``.
 """
@@ -80,7 +80,7 @@ def begin(stack: ExitStack, *command: str, host: str = "web-1", **options) -> su
 
 
 def send() -> None:
-    """Send what is to be seen, the oldest first; return when it is held and parked."""
+    """Send what the page shall show, the oldest first; return when it is held and parked."""
     nightly.delay()
     wait_seen(held=1)
     time.sleep(7)

@@ -130,11 +130,11 @@ def test_from_no_worker_to_one_and_back(cluster, worker):
     sent: list[int] = []
 
     def three_are_sent() -> bool:
-        status, told = cluster.tick("--exit-code")
+        status, report = cluster.tick("--exit-code")
         assert status == 4
-        sent.append(told["sent"])
-        assert told["queues"].keys() == {"celery"}
-        return sum(sent) >= 3 and told["later"] == 0
+        sent.append(report["sent"])
+        assert report["queues"].keys() == {"celery"}
+        return sum(sent) >= 3 and report["later"] == 0
 
     # That process may have sent what it woke: a tick sends that again some seconds later.
     wait_until(three_are_sent, timeout=200, what="the first of each key to be sent")
@@ -146,5 +146,5 @@ def test_from_no_worker_to_one_and_back(cluster, worker):
 
     assert [result.get(timeout=120) for result in results] == [*"aaa", *"cc", "b"]
     wait_until(lambda: not cluster.query(), timeout=60, what="nothing to wait")
-    status, told = cluster.tick("--exit-code")
-    assert (status, told["sent"], told["queues"]) == (0, 0, {})
+    status, report = cluster.tick("--exit-code")
+    assert (status, report["sent"], report["queues"]) == (0, 0, {})

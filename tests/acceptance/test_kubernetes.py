@@ -182,7 +182,7 @@ def test_a_busy_worker_is_alive_and_ends_its_tasks_when_its_pod_is_deleted(
 ):
     db, orders = shop
     slots = int(flag("--concurrency"))
-    db.execute("BEGIN EXCLUSIVE")  # whoever sells waits
+    db.execute("BEGIN EXCLUSIVE")  # a sale waits
     with Celery("client", broker=shell.server.url, set_as_current=False) as client:
         for order in orders[:slots]:
             arguments = (order.order_id, order.sku, order.quantity)
@@ -200,7 +200,7 @@ def test_a_busy_worker_is_alive_and_ends_its_tasks_when_its_pod_is_deleted(
     assert db.execute("SELECT count(*) FROM decisions").fetchone() == (slots,)
 
 
-def test_a_worker_that_stands_still_is_not_alive(shell, worker, passes):
+def test_a_suspended_worker_is_not_alive(shell, worker, passes):
     worker.send_signal(signal.SIGSTOP)
     long_ago = time.time() - 3600
     os.utime(shell.heartbeat, (long_ago, long_ago))

@@ -91,7 +91,7 @@ def dist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def metadata(dist):
-    """What an index is told by the wheel."""
+    """What an index reads in the wheel."""
     (wheel,) = dist.glob("*.whl")
     with ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))

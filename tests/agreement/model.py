@@ -65,7 +65,7 @@ class Member:
     sent: int = 0
     with_broker: bool = False
     has_come: bool = False  # it has claimed the key, and only the store has its message
-    is_put_off: bool = False  # it waits in flight for the end of an execution
+    is_deferred: bool = False  # it waits in flight for the end of an execution
     may_be_twice: bool = False  # the broker may have two of its messages
     was_delivered: bool = False  # it was parked by a worker
     recalls: int = 0  # 1: it is asked to leave when it begins; 2: it was asked
@@ -274,7 +274,7 @@ class Key:
     def serve(self, head: str, waiter: Member) -> bool:
         """Serve the first waiter; say whether it has left the queue."""
         if held := self.held_by(waiter.run):
-            self.put_off(waiter, held.ends)
+            self.defer(waiter, held.ends)
         elif not self.admits(waiter.want):
             return False
         elif waiter.run:
@@ -315,10 +315,10 @@ class Key:
         grant.units, grant.slot, self.capacity = grant.before or alone
         grant.before = None
 
-    def put_off(self, waiter: Member, until: float) -> None:
+    def defer(self, waiter: Member, until: float) -> None:
         """Keep a second delivery until the first one has ended."""
         self.forget(waiter.run)
-        self.flights[waiter.run] = replace(waiter, due=until, is_put_off=True)
+        self.flights[waiter.run] = replace(waiter, due=until, is_deferred=True)
 
     def recall(self, run: str) -> None:
         """Ask a run to leave: now, or when it begins."""

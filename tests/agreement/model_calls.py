@@ -1,4 +1,4 @@
-"""A model of calls that go through the store: delays, and identities that tell duplicates."""
+"""A model of calls that go through the store: delays, and identities that mark duplicates."""
 
 from __future__ import annotations
 

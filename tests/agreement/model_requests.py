@@ -127,7 +127,7 @@ class RequestedKey(Key):
             return (Status.DONE if request.mode == "line" else Status.RECALLED,)
         if request.parks:
             waiter = self._parked_now(request, self.place_of(run))
-            self.put_off(waiter, other.ends if other and is_held else settles)
+            self.defer(waiter, other.ends if other and is_held else settles)
         return (Status.PARKED if request.parks else Status.BUSY, is_held, 0)
 
     def _enter(self, request: Request, place: float) -> Grant | None:
@@ -176,10 +176,10 @@ class RequestedKey(Key):
             asked = known.recalls == 1
             self.forget(request.run)
             if request.retains:
-                is_new = known.is_put_off or not known.due
+                is_new = known.is_deferred or not known.due
                 due = self.now + LEASE if is_new else known.due
                 self.flights[request.run] = replace(
-                    known, due=due, sent=0, has_come=True, is_put_off=True
+                    known, due=due, sent=0, has_come=True, is_deferred=True
                 )
         grant.ends = max(0.0 if grant.is_reserved else grant.ends, self.now + LEASE)
         grant.owner, grant.run, grant.place = request.owner, request.run, 0.0

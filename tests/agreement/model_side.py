@@ -106,13 +106,13 @@ class _Key(CalledKey):
         if run and ended is Completion.UNSETTLED:
             self.settles[run] = max(held.ends if held else 0.0, self.now + CLAIM)
             if known:
-                self.put_off(known, self.settles[run])
+                self.defer(known, self.settles[run])
         elif run and ended is not Completion.NO:
             grant = grant or held
             comes_again = grant is not None and grant.comes_again
             if known or comes_again or ended is Completion.YES_AND_MAY_COME_AGAIN:
                 self.end(run)
-        elif held and known and known.is_put_off and not (self.is_alone or is_stored):
+        elif held and known and known.is_deferred and not (self.is_alone or is_stored):
             known.due = self.now
 
     def _renew(self, owner: str) -> Any:
@@ -231,7 +231,7 @@ class _Key(CalledKey):
             del self.flights[run]
         else:
             self.woken.append(replace(flight))
-            flight.due, flight.is_put_off = self.now + UNSENT, False
+            flight.due, flight.is_deferred = self.now + UNSENT, False
             flight.may_be_twice |= not flight.sent
 
     def _look(self) -> Any:

@@ -43,11 +43,11 @@ def noted(task: Any, series: str, number: int, lease: Lease) -> Iterator[int]:
     request = task.request
     attempt = journal.write(f"{series}:{request.id}", None)
     tokens = {hold.key: hold.token for hold in lease._holds}
-    # One who keeps the key between its attempts had it all the time; one that comes before the
+    # One that keeps the key between its attempts had it all the time; one that comes before the
     # attempt before it has ended waits, and gets another token.
     turn = sorted(tokens.values()) if task.lock_hold_on_retry is True else attempt
     note = {
-        "who": f"{request.id}-{turn}",
+        "execution": f"{request.id}-{turn}",
         "task": request.id,
         "number": number,
         "tokens": tokens,
@@ -56,7 +56,7 @@ def noted(task: Any, series: str, number: int, lease: Lease) -> Iterator[int]:
     journal.write(f"{series}:begun", {**note, "at": clock.monotonic()})
     yield attempt
     lease.ensure_held()
-    journal.write(f"{series}:ended", {"who": note["who"], "at": clock.monotonic()})
+    journal.write(f"{series}:ended", {"execution": note["execution"], "at": clock.monotonic()})
 
 
 def work(self: Any, series: str, number: int, keys: list[str]) -> str:

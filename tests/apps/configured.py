@@ -1,4 +1,4 @@
-"""Tasks whose settings come from the environment: a JSON object of what is to be in `app.conf`."""
+"""Tasks whose settings come from the environment: a JSON object of what goes into `app.conf`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locked tasks of a moment beside a backlog of plain ones, in more than one queue."""
+"""Locked tasks of a moment among a backlog of plain ones, in more than one queue."""
 
 from __future__ import annotations
 

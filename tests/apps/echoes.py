@@ -1,4 +1,4 @@
-"""Tasks that tell what came with their message, and a worker that tells what came to it."""
+"""Tasks that report what came with their message, and a worker that reports what came to it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Wherever a process touches the outside world (a request to the lock store, a mes
 broker, a result) it crosses a point, before and after. Crossings are counted in Redis, over all
 processes of a role: the pool's `child`, the worker's `main` process, and a `client` that is no
 worker. The process that makes the armed crossing is killed there and then; a crossing is made once,
-so it strikes once, however many processes come later.
+so it fires once, however many processes come later.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Points:
             victims = [os.getpid()]
             if self.role == "main":
                 victims += processes.children(os.getpid())
-            journal.write("strikes", {"point": made, "victims": victims})
+            journal.write("hits", {"point": made, "victims": victims})
             os.kill(os.getpid(), int(signum))
 
     def wrap(self, owner: Any, name: str, place: Callable[..., str]) -> None:
@@ -128,11 +128,11 @@ def _request_kind(_wire: Any, calls: Any) -> str:
     if kind == "acquire":
         given = json.loads(arguments[5]) if any(arguments[5:6]) else {}
         kind = given.get("mode") or ("claim" if given.get("repeated") else "acquire")
-    return "strike" if kind == "index" and arguments[-1] == "strike" else kind
+    return kind
 
 
 def _noting_ends(exchange: Any) -> Any:
-    """Let *exchange* write down of which runs the lock store has been told that all is done."""
+    """Let *exchange* write down for which runs the lock store knows that all is done."""
 
     @functools.wraps(exchange)
     def noting(self: Any, calls: Any) -> Any:
@@ -177,7 +177,7 @@ points.wrap(Backend, "store_result", lambda _self, _id, _result, state, *_, **__
 @contextmanager
 def turn(task: Any, key: str, name: Any) -> Iterator[int]:
     """
-    Write down that *name* begins and ends, and who is in there beside it, who must not be.
+    Write down that *name* begins and ends, and which others run then, which must be none.
 
     Yields how often *name* has begun by now.
     """
@@ -187,9 +187,9 @@ def turn(task: Any, key: str, name: Any) -> Iterator[int]:
         if note["what"] == "end":
             open_turns.pop(note["pid"], None)
     facts = {"name": name, "id": task.request.id, "pid": os.getpid(), "token": task.lock.token}
-    beside = [other for pid, other in open_turns.items() if processes.alive(pid)]
+    others = [other for pid, other in open_turns.items() if processes.alive(pid)]
     at = time.monotonic()
-    journal.write(key, {"what": "begin", **facts, "at": at, "beside": beside})
+    journal.write(key, {"what": "begin", **facts, "at": at, "others": others})
     try:
         yield 1 + sum(note["what"] == "begin" and note["name"] == name for note in before)
     finally:

@@ -18,24 +18,24 @@ install(app)
 journal = Journal.of_environment()
 
 
-def tell(task_id: str, what: str, key: str) -> None:
+def note(task_id: str, what: str, key: str) -> None:
     """Write down that *what* runs, and whether its task holds its key, or has it reserved."""
     now = Runtime.of(app).store.inspect(key)
     own = now.run.startswith(f"{task_id}:")
     state = "" if not own else "reserved" if now.owner.startswith(PARKED) else "held"
-    journal.write(f"told:{task_id}", [what, state])
+    journal.write(f"noted:{task_id}", [what, state])
 
 
 def _hook(name: str, place: int) -> Any:
     """A handler of Celery's; *place* is that of the task's id among its arguments."""
 
     def handler(self: Any, *args: Any) -> None:
-        tell(args[place], f"{name}{', with a lock' * bool(self.lock)}", args[place + 1][0])
+        note(args[place], f"{name}{', with a lock' * bool(self.lock)}", args[place + 1][0])
 
     return handler
 
 
-class Telling(LockedTask):
+class Noting(LockedTask):
     abstract = True
 
     before_start = _hook("before_start", 0)
@@ -50,7 +50,7 @@ def _of_request(name: str) -> None:
         request = current_task.request
         if state:
             journal.write(f"ends:{request.id}", state)
-        tell(request.id, name, request.args[0])
+        note(request.id, name, request.args[0])
 
     getattr(celery_signals, name).connect(receiver, weak=False)
 
@@ -59,7 +59,7 @@ def _of_lock(name: str) -> None:
     def receiver(sender: Any, key: str, task_id: str = "", **_: Any) -> None:
         if task_id:
             late = name == "lock_released" and app.AsyncResult(task_id).ready()
-            tell(task_id, f"{name}{', late' * late}", key)
+            note(task_id, f"{name}{', late' * late}", key)
 
     getattr(signals, name).connect(receiver, weak=False)
 
@@ -78,11 +78,11 @@ def _received(request: Any, **_: Any) -> None:
 @celery_signals.before_task_publish.connect
 def _sends_a_link(routing_key: str = "", **_: Any) -> None:
     if routing_key == "links" and current_task:
-        tell(current_task.request.id, "links", current_task.request.args[0])
+        note(current_task.request.id, "links", current_task.request.args[0])
 
 
 def work(self: Any, key: str, end: str = "") -> None:
-    tell(self.request.id, "the body", key)
+    note(self.request.id, "the body", key)
     if end == "fails":
         raise KeyError(key)
     if end == "retries" and not self.request.retries:
@@ -90,7 +90,7 @@ def work(self: Any, key: str, end: str = "") -> None:
 
 
 TASKS = {
-    name: app.task(base=Telling, bind=True, shared=False, name=name, **options)(work)
+    name: app.task(base=Noting, bind=True, shared=False, name=name, **options)(work)
     for name, options in {
         "requeue": {"lock_key": "{key}"},
         "requeue in the pool": {"lock_key": lambda key, end="": key},

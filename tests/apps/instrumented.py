@@ -1,5 +1,5 @@
 """
-Locked tasks beside an agent for monitoring, and all ways to send them.
+Locked tasks with an agent for monitoring, and all ways to send them.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def loses(self: Any, key: str, note: Any) -> Any:
         wait_until(lambda: False)
 
     async def main() -> None:
-        beside = asyncio.create_task(lose())
+        other = asyncio.create_task(lose())
         try:
             await asyncio.sleep(60)
         finally:
-            await asyncio.gather(beside, return_exceptions=True)
+            await asyncio.gather(other, return_exceptions=True)
 
     asyncio.run(main())
     return note

@@ -1,4 +1,4 @@
-"""What the tasks of `tests.apps` tell a test, and how a test holds them up: lists in Redis."""
+"""What the tasks of `tests.apps` report to a test, and how it holds them up: lists in Redis."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Journal:
         return self.read(name)
 
     def enter(self, name: str) -> int:
-        """Count one more who is inside; return how many are."""
+        """Count one more task inside; return how many are."""
         return self._client.incr(f"{self._prefix}:inside:{name}")
 
     def leave(self, name: str) -> None:
@@ -75,7 +75,7 @@ class Journal:
         self._client.set(f"{self._prefix}:value:{name}", value)
 
     def open(self, gate: str) -> None:
-        """Let through who waits at *gate*, now and later."""
+        """Let through what waits at *gate*, now and later."""
         self.set(f"gate:{gate}", 1)
 
     def pass_gate(self, gate: str) -> None:

@@ -23,10 +23,10 @@ NAME = f"{os.environ['DISTLOCK_TEST_PREFIX']}:late:"
 
 def key_of(name: str) -> str | None:
     """What the test says: a key, nothing for none, or "raise"."""
-    told = memory.get(f"{NAME}key:{name}")
-    if told == "raise":
+    value = memory.get(f"{NAME}key:{name}")
+    if value == "raise":
         raise LookupError("the order is gone")
-    return told or None
+    return value or None
 
 
 @app.task(base=LockedTask, lock_key=["a:{name}", "b:{name}"], shared=False)

@@ -67,7 +67,7 @@ preview_for_long = latest(STOP, name="preview_for_long", lock_lease=30.0)(work)
 
 @latest(STOP)
 def retry_at_once(self: Any, key: str, version: Any) -> Any:
-    """Wait until a newer call has come, and ask for a retry before it is told of that."""
+    """Wait until a newer call has come, and ask for a retry before it is notified of that."""
     journal.write(key, ["begin", version, self.lock.token])
     if version == "old":
         journal.pass_gate(key)

@@ -32,7 +32,7 @@ app = make_app(
     distlock_sweep_interval=0.5,
     distlock_via=os.environ.get("DISTLOCK_TEST_VIA", "broker"),
     result_extended=True,
-    # Whoever is free takes the next task, instead of one worker sitting on it.
+    # A free process takes the next task, instead of one worker sitting on it.
     worker_prefetch_multiplier=1,
 )
 install(app)
@@ -45,7 +45,7 @@ def locked(**options: Any) -> Any:
     return app.task(base=LockedTask, bind=True, **options)
 
 
-# What tells of itself
+# What reports of itself
 
 
 @app.task(shared=False)
@@ -73,7 +73,7 @@ def work(self: Any, key: str, note: Any = None, gate: str = "") -> Any:
 work_requeue = locked(name="work_requeue")(work)
 work_by_own_request = locked(name="work_by_own_request", Request=f"{__name__}:OwnRequest")(work)
 work_silently = locked(name="work_silently", ignore_result=True)(work)
-work_untold = locked(name="work_untold", send_events=False)(work)
+work_without_events = locked(name="work_without_events", send_events=False)(work)
 work_fail = locked(name="work_fail", lock_on_conflict="fail")(work)
 work_of_two, work_of_two_or_full, work_of_two_or_later = (
     locked(name=name, lock_on_conflict=policies.Requeue(max_waiting=2, then=then))(work)
@@ -149,7 +149,7 @@ work_skip_with_result = locked(
 
 
 # Acknowledged late, so that no worker fetches more than it has slots for.
-work_beside = locked(name="work_beside", lock_key=Key("{key}", capacity=5), acks_late=True)(work)
+work_shared = locked(name="work_shared", lock_key=Key("{key}", capacity=5), acks_late=True)(work)
 
 
 # In a lane of its note.
@@ -257,7 +257,7 @@ def retry_once(self: Any, key: str) -> int:
 
 @locked(lock_unique=Unique(duplicate="update"))
 def retry_late(self: Any, key: str, note: Any) -> Any:
-    """Try again after ten minutes if it is told to."""
+    """Try again after ten minutes if that is asked."""
     journal.write(key, [note, self.request.retries])
     if note == "fails":
         raise self.retry(countdown=600)
@@ -347,14 +347,14 @@ validate.__annotations__ = {"about": Keyed, "return": Keyed}  # Celery 5.5 reads
 work_validated = locked(name="work_validated", lock_key="{about.key}", pydantic=True)(validate)
 
 
-def validate_beside(self: Any, about: Keyed, things: Any) -> str:
+def validate_things(self: Any, about: Keyed, things: Any) -> str:
     return self.lock.key
 
 
-validate_beside.__annotations__ = {"about": Keyed}
+validate_things.__annotations__ = {"about": Keyed}
 work_validated_by_anything = locked(
     name="work_validated_by_anything", lock_key="{about.key}:{things}", pydantic=True
-)(validate_beside)
+)(validate_things)
 
 
 @locked(lock_on_conflict="skip")
@@ -647,19 +647,19 @@ def look(self: Any, key: str) -> dict[str, Any]:
 
 
 @locked()
-def tell_way(self: Any, key: str) -> dict[str, Any]:
-    """Tell who runs this, and whether it was pushed to that worker's channel."""
+def report_way(self: Any, key: str) -> dict[str, Any]:
+    """Return which worker runs this, and whether it was pushed to that worker's channel."""
     pushed = Received.of(self.request).pushed
     return {"worker": self.request.hostname, "pushed": bool(pushed)}
 
 
 @locked()
-def tell_time(self: Any, key: str) -> float:
+def report_time(self: Any, key: str) -> float:
     return time.time()
 
 
 def keep_the_interpreter(self: Any, key: str, seconds: float) -> dict[str, Any]:
-    """Be in C code that lets no other thread of this process run; then tell of the lease."""
+    """Be in C code that lets no other thread of this process run; then report the lease."""
     journal.write(key, self.lock.token)
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:

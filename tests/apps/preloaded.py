@@ -1,4 +1,4 @@
-"""An app with an option of its own for every command, which tells what it was given."""
+"""An app with an option of its own for every command, which reports what it was given."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ app.user_options["preload"].add(Option(("--site",), default="none"))
 
 
 @user_preload_options.connect(weak=False)
-def tell(options, **_):
+def report(options, **_):
     sys.stderr.write(f"site {options['site']}\n")

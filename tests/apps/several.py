@@ -50,7 +50,7 @@ def use(self: Any, keys: list[str], pause: float = 0.02) -> int:
 
 @locked(lock_key=["{a}", "{b}"])
 def use_pair(self: Any, a: str, b: str, pause: float = 0.02) -> None:
-    """As `use`, but the worker's main process can tell the keys."""
+    """As `use`, but the worker's main process knows the keys."""
     note(self, [a, b], pause)
 
 
@@ -113,7 +113,7 @@ def retry_once(self: Any, keys: list[str], name: str) -> None:
 
 @locked()
 def lock_another(self: Any, keys: list[str], gate: str, another: str) -> None:
-    """Block for one more key in the middle, which nobody should do who parks."""
+    """Block for one more key in the middle, which no task that parks should do."""
     journal.write(f"begun:{gate}", [os.getpid(), self.request.id])
     journal.pass_gate(gate)
     with Lock(another):

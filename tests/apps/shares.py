@@ -230,7 +230,7 @@ class TooManyRequestsError(Exception):
 
 
 def ask_service(self: Any, key: str, answers: str, seconds: float = 1.0) -> list[int]:
-    """Ask a service that says ``429`` as often as *answers* tells of its first calls."""
+    """Ask a service that says ``429`` as often as *answers* says of its first calls."""
     number = journal.write(f"asked:{key}:{self.request.id}", time.time())
     journal.write(f"order:{key}", self.request.id)
     try:

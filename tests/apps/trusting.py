@@ -1,4 +1,4 @@
-"""Locked tasks and others, whose lock store somebody else may write to, too."""
+"""Locked tasks and others, whose lock store other software may write to, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that ask nothing of a store but the lock; and one that wants to park, if told so."""
+"""Tasks that ask nothing of a store but the lock; and one that wants to park, if asked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The tasks of `make chaos`, and what they write down: who believed to hold which key, and when.
+The tasks of `make chaos`, and their notes: which task believed to hold which key, and when.
 
 Each note is one line in one file that all processes append to.
 """
@@ -69,7 +69,7 @@ notes = Notes(os.environ["DISTLOCK_CHAOS_NOTES"])
 def hold_for(task: Any, seconds: float) -> None:
     """Hold the keys of *task* for *seconds*, and note from when to when it believed that."""
     holds = task.lock._holds
-    who = {"id": task.request.id, "pid": os.getpid(), "execution": holds[0].owner}
+    facts = {"id": task.request.id, "pid": os.getpid(), "execution": holds[0].owner}
     for hold in holds:
         what = {"key": hold.key, "begin": hold.held_since, "token": hold.token}
         what |= {"units": hold.want.units, "capacity": hold.want.capacity}
@@ -77,7 +77,7 @@ def hold_for(task: Any, seconds: float) -> None:
         what["asked"] = hold.valid_until - believed(LEASE)  # or later, if it was renewed just now
         what |= {"rated": bool(hold.want.rates), "argument": seconds}
         what |= {"lane": hold.want.lane or "", "most": hold.want.most}
-        notes.write(**who, **what, owner=hold.owner, run=hold.run)
+        notes.write(**facts, **what, owner=hold.owner, run=hold.run)
     ended = "broken off"
     try:
         until = clock.monotonic() + seconds
@@ -197,8 +197,8 @@ def plain(self: Any, key: str, seconds: float) -> None:
     """Do the same without a lock: what Celery alone makes of the faults."""
     begin = clock.monotonic()
     owner = f"plain {os.getpid()} {begin}"
-    who = {"id": self.request.id, "pid": os.getpid(), "execution": owner}
-    notes.write(**who, key="", begin=begin, until=begin + LEASE, token=0, owner=owner, run="")
+    facts = {"id": self.request.id, "pid": os.getpid(), "execution": owner}
+    notes.write(**facts, key="", begin=begin, until=begin + LEASE, token=0, owner=owner, run="")
     time.sleep(seconds)
     notes.write(owner=owner, end=clock.monotonic(), ended="done")
 

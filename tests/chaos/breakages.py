@@ -1,7 +1,7 @@
 """
 Locks that are wrong, to see that `make chaos` finds it.
 
-Who wakes nobody, forgets, loses or does not count is found at once; those that let in too many if a
+What wakes no waiter, forgets, loses or does not count is found at once; what grants too much, if a
 fault comes at the right moment: :mod:`tests.faults.history` goes after those.
 """
 
@@ -20,8 +20,8 @@ from celery_distlock.stores.values import Release, Sending
 from tests.faults.history import actor
 
 
-def wake_nobody() -> None:
-    """Whom a release wakes is not told; nobody sweeps."""
+def wake_no_waiter() -> None:
+    """What a release wakes is not sent; nothing sweeps."""
     QueueStore.dispatch = lambda self, wake, **_: Sending.LEFT  # type: ignore[method-assign]
     RedisParking.sweep = lambda self, interval: iter(())  # type: ignore[method-assign]
     RedisChannels.open_channel = lambda self, receive: None  # type: ignore[method-assign]
@@ -90,7 +90,7 @@ def remember_identities() -> None:
 
 
 def count_no_starts() -> None:
-    """Rates are not told to the store."""
+    """Rates are not sent to the store."""
     right = RedisStore.acquire
 
     def wrong(self: RedisStore, request: AcquireRequest) -> Any:
@@ -101,7 +101,7 @@ def count_no_starts() -> None:
 
 BREAKAGES = {
     **actor.BREAKAGES,
-    "wakes nobody": wake_nobody,
+    "wakes no waiter": wake_no_waiter,
     "forgets the parked": forget_the_parked,
     "loses calls": lose_calls,
     "serves by arrival": serve_by_arrival,

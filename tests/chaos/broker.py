@@ -30,7 +30,7 @@ _SENT_AGAIN = " is sent again in "
 
 def dropped(missing: Mapping[str, float], faults: Iterable[Fault], logs: Iterable[str]) -> set[str]:
     """
-    Of the tasks that did not run, those that a killed worker can have lost on their way to it.
+    Of the tasks that did not run, those that a killed worker can have lost in flight.
 
     These have no log line since they were sent, sent again, or delivered again, and a worker was
     killed just then.
@@ -41,13 +41,13 @@ def dropped(missing: Mapping[str, float], faults: Iterable[Fault], logs: Iterabl
         logs: The workers', whole.
     """
     kills = [fault for fault in faults if fault.kind == "worker"]
-    lines = [line for log in logs for line in log.splitlines() if _tells(line)]
+    lines = [line for log in logs for line in log.splitlines() if _counts(line)]
     found = set()
     for task, sent_at in missing.items():
         last = max((line for line in lines if task in line), default="")
         at = _logged_at(last) if last else sent_at
         if last and _SENT_AGAIN not in last:
-            if not _struck(faults, at):
+            if not _is_disturbed(faults, at):
                 continue
             at += VISIBILITY
         if any(kill.begin <= at + SOON and at <= kill.end + UNNOTICED for kill in kills):
@@ -55,13 +55,13 @@ def dropped(missing: Mapping[str, float], faults: Iterable[Fault], logs: Iterabl
     return found
 
 
-def _struck(faults: Iterable[Fault], at: float) -> bool:
+def _is_disturbed(faults: Iterable[Fault], at: float) -> bool:
     """Return whether a process of a worker was killed then."""
     kills = (fault for fault in faults if fault.kind in ("child", "worker"))
     return any(kill.begin <= at + UNNOTICED and at <= kill.end + UNNOTICED for kill in kills)
 
 
-def _tells(line: str) -> bool:
+def _counts(line: str) -> bool:
     # Celery says "ignored" of one that was sent again, too, and after that.
     return bool(_TIME.match(line)) and not line.endswith("] ignored")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-ENDING = 60.0  # seconds for the calls that it has been told of
+ENDING = 60.0  # seconds for the calls that it was ordered to make
 
 
 class Caller:
@@ -50,7 +50,7 @@ class Caller:
         self._process = self._start()
 
     def finish(self) -> bool:
-        """Have it make all the calls that it was told of; return whether it has."""
+        """Have it make all the calls that were ordered; return whether it has."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from tests.chaos.judge import Fault, Run
 
-    Struck = Callable[[float, float], bool]
+    IsDisturbed = Callable[[float, float], bool]
 
 CLOCKS = 0.05  # seconds that a delayed call may seem early, by rounding
 
 
 class Call(NamedTuple):
-    """A call that its caller was told is accepted."""
+    """A call that was accepted, as its caller knows."""
 
     id: str  # of the task whose result the caller got
     task: str
@@ -38,14 +38,16 @@ class Call(NamedTuple):
     lane: str = ""
 
 
-def wrong_with(calls: Iterable[Call], runs: Iterable[Run], struck: Struck) -> Iterator[str]:
+def wrong_with(
+    calls: Iterable[Call], runs: Iterable[Run], is_disturbed: IsDisturbed
+) -> Iterator[str]:
     """
-    Tell what is wrong with *calls*.
+    Report what is wrong with *calls*.
 
     Args:
         calls: Those that were accepted.
         runs: All that ran.
-        struck: Says whether a fault may have disturbed what was from one moment to another.
+        is_disturbed: Says whether a fault may have disturbed what was from one moment to another.
     """
     by_task, by_key = _in_order(runs), defaultdict(list)
     for call in sorted(calls, key=lambda call: call.begin):
@@ -54,7 +56,7 @@ def wrong_with(calls: Iterable[Call], runs: Iterable[Run], struck: Struck) -> It
         for call in alike:
             yield from _of_one(call, alike, by_task.get(call.id, []))
         for one, other in itertools.combinations(alike, 2):
-            yield from _of_two(one, other, by_task, struck)
+            yield from _of_two(one, other, by_task, is_disturbed)
 
 
 def _of_one(call: Call, alike: Iterable[Call], runs: Sequence[Run]) -> Iterator[str]:
@@ -73,7 +75,7 @@ def _of_one(call: Call, alike: Iterable[Call], runs: Sequence[Run]) -> Iterator[
 
 
 def _of_two(
-    one: Call, other: Call, by_task: Mapping[str, Sequence[Run]], struck: Struck
+    one: Call, other: Call, by_task: Mapping[str, Sequence[Run]], is_disturbed: IsDisturbed
 ) -> Iterator[str]:
     if one.countdown or other.countdown or one.joined or other.joined:
         return
@@ -82,12 +84,12 @@ def _of_two(
         for call in (one, other)
     )
     is_ordered = one.task == "sent" or (one.lane and LANED[one.key] == 1)
-    if is_ordered and second < first and not struck(one.begin, second):
+    if is_ordered and second < first and not is_disturbed(one.begin, second):
         yield f"overtaken: {one} by {other}"
     # It stops waiting when it gets its key, which is before its body begins.
     asked = next((run.asked for run in by_task.get(one.id, [])), float("inf"))
     is_there = one.end < other.begin and other.end < asked
-    if one.task == "once" and is_there and not struck(one.begin, other.end):
+    if one.task == "once" and is_there and not is_disturbed(one.begin, other.end):
         yield f"sent twice: {one} and {other}"
 
 
@@ -97,7 +99,7 @@ def taken_along(
     """
     From when to when a call of each key may have been nowhere but in the store.
 
-    A worker that is killed takes messages with it, see `broker`: they are sent anew after a minute.
+    A worker that is killed takes messages with it, see `broker`: sent again after a minute.
     """
     kills = [fault for fault in faults if fault.kind == "worker"]
     by_task, found = _in_order(runs), defaultdict(list)
@@ -109,7 +111,7 @@ def taken_along(
 
 
 def too_often(runs: Iterable[Run]) -> Iterator[str]:
-    """Tell of times, as long as the rate's, in which more began than it allows, for certain."""
+    """Report times, as long as the rate's, in which more began than it allows, for certain."""
     by_key: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.asked):
         if run.rated:

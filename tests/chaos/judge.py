@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AFTERMATH = 2.0  # seconds after its end in which a fault explains what is out of the ordinary
 SETTLING = 1.0  # seconds after a body's end in which its result is stored and its message acked
-LONG = 5.0  # seconds that a key with waiters should not stand still, outside of faults
+LONG = 5.0  # seconds that a key with waiters should not stay idle, outside of faults
 # Seconds that it must not: a worker that is killed may have been handed a key just before, which is
 # kept for it for five seconds, and then found by a sweep; the next one has to get to a free slot.
 PATIENCE = 5.0 + 2 * SWEEP + 2.0
@@ -49,9 +49,9 @@ class Run(NamedTuple):
     owner: str
     run: str
     execution: str
-    outcome: str  # done; lost: it lost its lock; broken off; killed; "?": nobody knows
+    outcome: str  # done; lost: it lost its lock; broken off; killed; "?": unknown
     units: int = 1  # of the key; more than the capacity count as all of it
-    capacity: int = 1  # 1: it was alone; 0: beside any number
+    capacity: int = 1  # 1: exclusive; 0: with any number
     asked: float = 0.0  # when the request was sent that got it the key, at the earliest
     entered: float = 0.0  # when its body began
     rated: bool = False
@@ -61,13 +61,13 @@ class Run(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What one look at a key saw: how many want it, and who stands in its queue, in order."""
+    """What one look at a key saw: how many want it, and what is in its queue, in order."""
 
     key: str
     at: float  # when it was asked for
     until: float  # when it was answered
     wanted: int
-    queue: tuple[str, ...]  # runs, or owners of who is blocked
+    queue: tuple[str, ...]  # runs, or owners of blocked waiters
 
 
 @dataclass
@@ -98,7 +98,7 @@ class History:
 
 
 class Standstill(NamedTuple):
-    """For how long a key that was wanted had nobody at work."""
+    """For how long a key that was wanted had no task at work."""
 
     seconds: float
     key: str = ""
@@ -129,9 +129,9 @@ class Verdict:
     turns: int = 0  # starts of lanes that were judged
 
     def broken(self, patience: float = PATIENCE) -> list[str]:
-        """Return all that must not be; *patience* is for a key that stands still, in seconds."""
-        stands = self.standstill
-        still = [f"{stands.key} stood still for {stands.seconds:.1f} s from {stands.since:.1f} on"]
+        """Return all that must not be; *patience* is for a key that is idle, in seconds."""
+        idle = self.standstill
+        still = [f"{idle.key} stood still for {idle.seconds:.1f} s from {idle.since:.1f} on"]
         return [
             *(f"lost: {each}" for each in self.lost),
             *(f"overlap: {each}" for each in self.overlaps),
@@ -141,36 +141,36 @@ class Verdict:
             *self.wrong_calls,
             *(f"too often: {each}" for each in self.too_often),
             *(f"out of turn: {each}" for each in self.out_of_turn),
-            *(still if stands.seconds > patience else []),
+            *(still if idle.seconds > patience else []),
         ]
 
 
-def judge(told: History) -> Verdict:
-    beliefs = [Belief(*run[1:6], run.units, run.capacity, run.lane, run.most) for run in told.runs]
+def judge(seen: History) -> Verdict:
+    beliefs = [Belief(*run[1:6], run.units, run.capacity, run.lane, run.most) for run in seen.runs]
     wrong = list(history.faults(beliefs))
     fallen = [each for each in wrong if each.startswith("tokens")]
-    disordered, pairs = _disordered(told)
-    executions = _executions(told.runs)
-    standstills = list(_standstills(told))
-    struck = partial(_struck, told.faults)
-    out_of_turn, judged = turns.out_of_turn(told.calls, told.runs, struck)
+    disordered, pairs = _disordered(seen)
+    executions = _executions(seen.runs)
+    standstills = list(_standstills(seen))
+    is_disturbed = partial(_is_disturbed, seen.faults)
+    out_of_turn, judged = turns.out_of_turn(seen.calls, seen.runs, is_disturbed)
     return Verdict(
-        tasks=len(told.sent),
-        lost=sorted(told.missing - told.dropped),
-        dropped=len(told.missing & told.dropped),
+        tasks=len(seen.sent),
+        lost=sorted(seen.missing - seen.dropped),
+        dropped=len(seen.missing & seen.dropped),
         overlaps=[each for each in wrong if each not in fallen],
         fallen=fallen,
         disordered=disordered,
-        repeated=list(_repeated(executions, told.faults)),
+        repeated=list(_repeated(executions, seen.faults)),
         standstill=max(standstills, default=Standstill(0.0)),
         long_standstills=sum(each.seconds > LONG for each in standstills),
         pairs=pairs,
         twice=sum(len(each) > 1 for each in executions.values()),
-        locks_lost=sum(run.outcome == "lost" for run in told.runs),
-        calls=len(told.calls),
-        joined=sum(call.joined for call in told.calls),
-        wrong_calls=list(calls.wrong_with(told.calls, told.runs, struck)),
-        too_often=list(calls.too_often(told.runs)),
+        locks_lost=sum(run.outcome == "lost" for run in seen.runs),
+        calls=len(seen.calls),
+        joined=sum(call.joined for call in seen.calls),
+        wrong_calls=list(calls.wrong_with(seen.calls, seen.runs, is_disturbed)),
+        too_often=list(calls.too_often(seen.runs)),
         out_of_turn=out_of_turn,
         turns=judged,
     )
@@ -180,7 +180,7 @@ def judge(told: History) -> Verdict:
 
 
 def _executions(runs: Iterable[Run]) -> Mapping[str, list[Run]]:
-    """The executions of each task, in order: of several keys, the last one taken tells."""
+    """The executions of each task, in order: of several keys, the last one taken counts."""
     found: dict[str, dict[str, Run]] = defaultdict(dict)
     for run in sorted(runs, key=lambda run: run.begin):
         found[run.id][run.execution] = run
@@ -191,7 +191,7 @@ def _repeated(executions: Mapping[str, list[Run]], faults: list[Fault]) -> Itera
     """Tasks that ran again though nothing had come between their first run and its end."""
     for task, runs in executions.items():
         for one, other in itertools.pairwise(runs):
-            disturbed = _struck(faults, one.begin, one.end + SETTLING)
+            disturbed = _is_disturbed(faults, one.begin, one.end + SETTLING)
             if one.outcome == "done" and not disturbed:
                 yield f"{task}: {one} and {other}"
 
@@ -199,28 +199,28 @@ def _repeated(executions: Mapping[str, list[Run]], faults: list[Fault]) -> Itera
 # In order
 
 
-def _disordered(told: History) -> tuple[list[str], int]:
+def _disordered(seen: History) -> tuple[list[str], int]:
     """
-    Who began before one that stood before it in the queue, with no fault meanwhile; how many pairs.
+    Which began before one ahead of it in the queue, with no fault in between; how many pairs.
 
-    Two are compared who were seen in one queue together, from when they were so for the last time;
-    unless both may have been let in at once, beside each other.
+    Two are compared that were seen in one queue together, from when they were so for the last time;
+    unless both may have been admitted at once, sharing the key.
     """
     begins, sharing = defaultdict(list), set()
-    for run in told.runs:
+    for run in seen.runs:
         for name in (run.run, run.owner):
             begins[run.key, name].append(run.begin)
             if run.capacity != 1:
                 sharing.add((run.key, name))
     found, pairs = [], 0
-    for (key, one, other), look in _last_seen_together(told.looks).items():
+    for (key, one, other), look in _last_seen_together(seen.looks).items():
         if {(key, one), (key, other)} <= sharing:
             continue
         first, second = (_next(begins[key, name], look.at) for name in (one, other))
-        if first is None or second is None or _struck(told.faults, look.at, second):
+        if first is None or second is None or _is_disturbed(seen.faults, look.at, second):
             continue
         if min(first, second) < look.until:
-            continue  # it may have been a second delivery that stood there, of one that had begun
+            continue  # it may have been a second delivery that waited there, of one that had begun
         pairs += 1
         if second < first:
             found.append(f"{key}: {other} began {first - second:.2f} s before {one}")
@@ -232,7 +232,7 @@ def _last_seen_together(looks: Iterable[Look]) -> Mapping[tuple[str, str, str], 
     for look in sorted(looks, key=lambda look: look.at):
         for one, other in itertools.combinations(look.queue, 2):
             seen[look.key, one, other] = look
-            seen.pop((look.key, other, one), None)  # one of them has come to the queue anew
+            seen.pop((look.key, other, one), None)  # one of them has joined the queue again
     return seen
 
 
@@ -243,27 +243,27 @@ def _next(times: list[float], after: float) -> float | None:
 # On the move
 
 
-def _standstills(told: History) -> Iterator[Standstill]:
+def _standstills(seen: History) -> Iterator[Standstill]:
     work = defaultdict(list)
-    for run in told.runs:
+    for run in seen.runs:
         work[run.key].append((run.begin, run.end))
-    away = [(fault.begin, fault.end) for fault in told.faults]
-    for key, times in _wanted(_without_lost(told)).items():
+    away = [(fault.begin, fault.end) for fault in seen.faults]
+    for key, times in _wanted(_without_lost(seen)).items():
         for begin, end in times:
             for since, until in _without(begin, end, work[key] + away):
                 yield Standstill(until - since, key, since)
 
 
-def _without_lost(told: History) -> Iterator[Look]:
-    """The looks, without what the driver may have lost: nobody can tell that it is gone."""
-    away = calls.taken_along(told.calls, told.runs, told.faults)
-    for look in told.looks:
+def _without_lost(seen: History) -> Iterator[Look]:
+    """The looks, without what the driver may have lost: nothing shows that it is gone."""
+    away = calls.taken_along(seen.calls, seen.runs, seen.faults)
+    for look in seen.looks:
         lost = sum(begin <= look.at < end for begin, end in away.get(look.key, ()))
         yield look._replace(wanted=max(0, look.wanted - lost))
 
 
 def _wanted(looks: Iterable[Look]) -> Mapping[str, list[tuple[float, float]]]:
-    """From when to when somebody wanted each key, by all looks in between."""
+    """From when to when each key was wanted, by all looks in between."""
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     by_key = defaultdict(list)
     for look in sorted(looks, key=lambda look: look.at):
@@ -293,7 +293,7 @@ def _without(
         yield begin, end
 
 
-def _struck(faults: Iterable[Fault], begin: float, end: float) -> bool:
+def _is_disturbed(faults: Iterable[Fault], begin: float, end: float) -> bool:
     return any(fault.begin <= end and begin <= fault.end + AFTERMATH for fault in faults)
 
 

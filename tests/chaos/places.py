@@ -71,12 +71,12 @@ class RedisPlace(Place):
     def _cut(self, choose: random.Random) -> None:
         kinds = choose.choice([["normal"], ["normal", "pubsub"]])
         for kind in kinds:
-            self._tell("CLIENT", "KILL", "TYPE", kind)
+            self._execute("CLIENT", "KILL", "TYPE", kind)
 
     def _forget_scripts(self, choose: random.Random) -> None:
-        self._tell("SCRIPT", "FLUSH")
+        self._execute("SCRIPT", "FLUSH")
 
-    def _tell(self, *command: str) -> None:
+    def _execute(self, *command: str) -> None:
         for master in self._masters:
             with suppress(redis.RedisError), master.client(socket_timeout=1.0) as client:
                 client.execute_command(*command)

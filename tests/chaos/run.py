@@ -78,7 +78,7 @@ def _arguments() -> argparse.Namespace:
         "--patience",
         type=float,
         default=PATIENCE,
-        help="seconds that a key with waiters may stand still; more on a busy machine",
+        help="seconds that a key with waiters may stay idle; more on a busy machine",
     )
     parser.add_argument("--pairs", action="store_true", help="tasks that need two keys, too")
     parser.add_argument("--break", dest="breakage", choices=BREAKAGES, default="")
@@ -107,11 +107,11 @@ def _play(name: str, seconds: float, folder: Path, given: argparse.Namespace) ->
     return Report(name, verdict, control, faults, broken)
 
 
-def _save(folder: Path, told: History) -> None:
+def _save(folder: Path, seen: History) -> None:
     for what in ("runs", "faults", "looks", "calls"):
-        lines = (json.dumps(each._asdict()) for each in getattr(told, what))
+        lines = (json.dumps(each._asdict()) for each in getattr(seen, what))
         (folder / f"{what}.json").write_text("\n".join(lines))
-    sent = (f"{task} {told.sent_at.get(task, 0.0)} {task in told.dropped}" for task in told.sent)
+    sent = (f"{task} {seen.sent_at.get(task, 0.0)} {task in seen.dropped}" for task in seen.sent)
     (folder / "sent").write_text("\n".join(sorted(sent)))
 
 

@@ -1,4 +1,4 @@
-"""One lock store, its workers, who sends them tasks and who looks on; and what happens to them."""
+"""One lock store, its workers, senders of tasks and observers; and what happens to them."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ SLOTS = 3  # of each worker
 RATE = 16.0  # tasks a second
 MOST_WAITING = 80  # tasks that were sent and have not run, at most
 BURST = 0.1  # of all that is sent: several tasks for one key at once
-CONTROL = 0.15  # likewise: tasks without a lock
+CONTROL = 0.15  # the same: tasks without a lock
 CALLER_DIES = 0.03  # of the calls through the store, or bursts of them
 DELAYED = 0.2  # of the calls through the store
 TWO = {"pair", "mixed"}  # tasks that need two keys
 KEYS_OF = {"rated": RATED, "laned": [*LANED], "requeue": [*KEYS, *LANED]}
 LOOK_EVERY = 0.2  # seconds
 PAUSES = (1.0, 3.0)  # seconds between faults
-QUIET = 7.0  # seconds, now and then, in which a key that stands still can be seen to
-BACKLOG = 10.0  # seconds after which what nobody has received is with the broker no more
-DRAIN = 80.0  # seconds for all that was sent to run; a message that got lost is sent anew after 60
+QUIET = 7.0  # seconds, now and then, in which a key that is idle can be seen to be
+BACKLOG = 10.0  # seconds after which what was not received is with the broker no more
+DRAIN = 80.0  # seconds for all that was sent to run; a message that got lost is sent again after 60
 
 
 MORE = (
@@ -106,7 +106,7 @@ class Notebook:
             end = self._ended.get(owner)
             if end is not None:
                 until, outcome = end["end"], end["ended"]
-            else:  # a process of which nobody knows when it died has lived until here at least
+            else:  # a process of which it is unknown when it died has lived until here at least
                 until = max(note["begin"], min(deaths.get(note["pid"], 0.0), note["until"]))
                 outcome = "killed" if note["pid"] in deaths else "?"
             facts = (note[name] for name in ("token", "owner", "run", "execution"))
@@ -123,7 +123,7 @@ class Stage:
         folder: For logs and notes.
         choose: Chooses what is sent and what happens.
         pairs: Send tasks, too, that need two keys.
-        breakage: What is to be wrong with the locks, see `breakages`.
+        breakage: What shall be wrong with the locks, see `breakages`.
     """
 
     def __init__(
@@ -331,7 +331,7 @@ class Stage:
                 self._workers.remove(worker)
                 self._start_worker()
 
-    # Meanwhile
+    # While that goes on
 
     def _send(self, seed: float) -> None:
         choose = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What the tasks, the workers and those who look at them have to agree about."""
+"""What the tasks, the workers and their observers have to agree about."""
 
 from __future__ import annotations
 

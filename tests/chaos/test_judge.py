@@ -1,4 +1,4 @@
-"""Whoever judges has to find what is wrong, and nothing else."""
+"""The judge has to find what is wrong, and nothing else."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ FAULT = [Fault("worker", 10.0, 10.5)]
 
 
 def test_nothing_is_wrong_with_one_after_the_other():
-    told = history(run("a", 1, 2), run("b", 2, 3), run("c", 3.5, 4))
-    told.looks = looks(1.5, 3.5, "b:0:0:0", "c:0:0:0")[:2]
+    seen = history(run("a", 1, 2), run("b", 2, 3), run("c", 3.5, 4))
+    seen.looks = looks(1.5, 3.5, "b:0:0:0", "c:0:0:0")[:2]
 
-    verdict = judge(told)
+    verdict = judge(seen)
 
     assert verdict.broken() == []
     assert (verdict.tasks, verdict.pairs, verdict.twice) == (3, 1, 0)
 
 
 def test_a_task_that_did_not_run_is_lost():
-    told = history(run("a", 1, 2))
-    told.sent.add("b")
+    seen = history(run("a", 1, 2))
+    seen.sent.add("b")
 
-    assert judge(told).lost == ["b"]
+    assert judge(seen).lost == ["b"]
 
 
 def test_a_task_that_lost_its_lock_and_did_not_run_again_is_lost():
@@ -65,25 +65,25 @@ def test_a_task_that_lost_its_lock_and_did_not_run_again_is_lost():
 
 
 def test_a_task_whose_lost_lock_ended_it_is_not_lost():
-    told = history(run("a", 1, 2, outcome="lost"), failed={"a"})
+    seen = history(run("a", 1, 2, outcome="lost"), failed={"a"})
 
-    assert judge(told).broken() == []
+    assert judge(seen).broken() == []
 
 
 def test_what_the_broker_lost_is_counted_apart():
-    told = history(run("a", 1, 2), dropped={"b"})
-    told.sent.add("b")
+    seen = history(run("a", 1, 2), dropped={"b"})
+    seen.sent.add("b")
 
-    verdict = judge(told)
+    verdict = judge(seen)
 
     assert verdict.broken() == []
     assert verdict.dropped == 1
 
 
 def test_two_at_one_time_overlap_even_under_a_fault():
-    told = history(run("a", 9, 11), run("b", 10.9, 12), faults=FAULT)
+    seen = history(run("a", 9, 11), run("b", 10.9, 12), faults=FAULT)
 
-    assert len(judge(told).overlaps) == 1
+    assert len(judge(seen).overlaps) == 1
 
 
 def test_two_on_two_keys_do_not_overlap():
@@ -95,40 +95,40 @@ def test_a_token_that_is_not_higher_has_fallen():
 
 
 def test_one_that_began_before_its_elder_is_out_of_order():
-    told = history(run("b", 3, 4), run("a", 5, 6), looks=looks(1, 2, "a:0:0:0", "b:0:0:0"))
+    seen = history(run("b", 3, 4), run("a", 5, 6), looks=looks(1, 2, "a:0:0:0", "b:0:0:0"))
 
-    assert len(judge(told).disordered) == 1
+    assert len(judge(seen).disordered) == 1
 
 
 def test_blocked_waiters_have_their_order_too():
-    told = history(run("b", 3, 4), run("a", 5, 6), looks=looks(1, 2, "a 5", "b:0:0:0"))
-    told.runs[1] = told.runs[1]._replace(owner="a 5")
+    seen = history(run("b", 3, 4), run("a", 5, 6), looks=looks(1, 2, "a 5", "b:0:0:0"))
+    seen.runs[1] = seen.runs[1]._replace(owner="a 5")
 
-    assert len(judge(told).disordered) == 1
+    assert len(judge(seen).disordered) == 1
 
 
 def test_a_fault_excuses_the_overtaken_task_and_no_later_one():
     queue = looks(9, 10, "a:0:0:0", "b:0:0:0")
-    told = history(run("b", 11, 12), run("a", 13, 14), looks=queue, faults=FAULT)
-    assert judge(told).disordered == []
+    seen = history(run("b", 11, 12), run("a", 13, 14), looks=queue, faults=FAULT)
+    assert judge(seen).disordered == []
 
     late = [look._replace(at=look.at + 5) for look in queue]
-    told = history(run("b", 16, 17), run("a", 18, 19), looks=late, faults=FAULT)
-    assert len(judge(told).disordered) == 1
+    seen = history(run("b", 16, 17), run("a", 18, 19), looks=late, faults=FAULT)
+    assert len(judge(seen).disordered) == 1
 
 
 def test_a_second_delivery_that_is_queued_later_is_not_the_started_one():
     queue = [Look("key", 4.9, 5.1, 1, ("b:0:0:0", "a:0:0:0"))]
-    told = history(run("a", 5, 6), run("b", 7, 8), looks=queue)
+    seen = history(run("a", 5, 6), run("b", 7, 8), looks=queue)
 
-    assert judge(told).disordered == []
+    assert judge(seen).disordered == []
 
 
 def test_a_run_that_was_queued_again_has_its_new_place():
     queue = [*looks(1, 2, "a:0:0:0", "b:0:0:0"), *looks(3, 4, "b:0:0:0", "a:0:0:0")]
-    told = history(run("b", 5, 6), run("a", 7, 8), looks=queue)
+    seen = history(run("b", 5, 6), run("a", 7, 8), looks=queue)
 
-    assert judge(told).disordered == []
+    assert judge(seen).disordered == []
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_a_run_that_was_queued_again_has_its_new_place():
     [([], "done", 1), (FAULT, "done", 0), ([], "killed", 0), ([], "lost", 0)],
 )
 def test_a_task_runs_again_for_a_reason_only(faults, outcome, times):
-    told = history(run("a", 9, 10, outcome=outcome), run("a", 20, 21), faults=faults)
+    seen = history(run("a", 9, 10, outcome=outcome), run("a", 20, 21), faults=faults)
 
-    verdict = judge(told)
+    verdict = judge(seen)
 
     assert len(verdict.repeated) == times
     assert verdict.twice == 1
@@ -150,10 +150,10 @@ def test_one_run_with_two_keys_is_one():
     assert judge(history(one, other)).twice == 0
 
 
-def test_a_key_that_is_wanted_and_at_rest_stands_still():
-    told = history(run("a", 1, 2), run("b", 12, 13), looks=looks(1, 13))
+def test_a_key_that_is_wanted_and_at_rest_is_idle():
+    seen = history(run("a", 1, 2), run("b", 12, 13), looks=looks(1, 13))
 
-    verdict = judge(told)
+    verdict = judge(seen)
 
     assert verdict.standstill.seconds == pytest.approx(10)
     assert verdict.long_standstills == 1
@@ -169,23 +169,23 @@ def test_a_standstill_that_a_killed_worker_may_cause_is_counted_and_borne():
 
 
 def test_a_key_that_no_task_wants_does_not_count_as_stuck():
-    told = history(run("a", 1, 2), run("b", 9, 10), looks=looks(1, 10, wanted=0))
+    seen = history(run("a", 1, 2), run("b", 9, 10), looks=looks(1, 10, wanted=0))
 
-    assert judge(told).broken() == []
+    assert judge(seen).broken() == []
 
 
-def test_a_key_may_stand_still_while_a_fault_lasts():
+def test_a_key_may_be_idle_while_a_fault_lasts():
     fault = [Fault("restart", 3, 8.5)]
-    told = history(run("a", 1, 2), run("b", 9, 10), looks=looks(1, 10), faults=fault)
+    seen = history(run("a", 1, 2), run("b", 9, 10), looks=looks(1, 10), faults=fault)
 
-    assert judge(told).standstill.seconds == pytest.approx(1)
+    assert judge(seen).standstill.seconds == pytest.approx(1)
 
 
 def test_between_looks_far_apart_nothing_is_known():
-    told = history(run("a", 1, 2), run("b", 9, 10))
-    told.looks = [*looks(1, 3), *looks(8, 10)]
+    seen = history(run("a", 1, 2), run("b", 9, 10))
+    seen.looks = [*looks(1, 3), *looks(8, 10)]
 
-    assert judge(told).standstill.seconds == pytest.approx(1)
+    assert judge(seen).standstill.seconds == pytest.approx(1)
 
 
 class TestBroker:
@@ -241,9 +241,9 @@ class TestBroker:
 def test_several_sharers_are_no_overlap_and_may_begin_in_any_order():
     share = {"capacity": 2, "token": 7}
     one, other = run("a", 1.3, 2.0, **share), run("b", 1.2, 2.0, **share)
-    told = history(one, other, looks=looks(0.0, 1.0, "a:0:0:0", "b:0:0:0"))
+    seen = history(one, other, looks=looks(0.0, 1.0, "a:0:0:0", "b:0:0:0"))
 
-    assert judge(told).broken() == []
+    assert judge(seen).broken() == []
 
 
 def test_one_too_many_is_found():
@@ -334,20 +334,20 @@ class TestCalls:
             self.call("a", 1, name="newest", argument=0.1),
             self.call("a", 2, name="newest", argument=0.2, joined=True),
         ]
-        told = history(self.start("a", 3, argument=argument), calls=calls)
+        seen = history(self.start("a", 3, argument=argument), calls=calls)
 
-        assert len(judge(told).broken()) == count
+        assert len(judge(seen).broken()) == count
 
     def test_a_call_that_a_killed_worker_took_along_is_not_to_be_had(self):
-        told = history(run("a", 1, 2), self.start("b", 30), looks=looks(12, 30), faults=FAULT)
-        told.calls = [self.call("b", 8)]
-        assert judge(told).broken() == []
+        seen = history(run("a", 1, 2), self.start("b", 30), looks=looks(12, 30), faults=FAULT)
+        seen.calls = [self.call("b", 8)]
+        assert judge(seen).broken() == []
 
-        told.looks = looks(12, 30, wanted=2)
-        assert len(judge(told).broken()) == 1
-        told.calls = [self.call("b", 2)]
-        told.looks = looks(12, 30)
-        assert len(judge(told).broken()) == 1
+        seen.looks = looks(12, 30, wanted=2)
+        assert len(judge(seen).broken()) == 1
+        seen.calls = [self.call("b", 2)]
+        seen.looks = looks(12, 30)
+        assert len(judge(seen).broken()) == 1
 
 
 def starts(*times: float) -> History:
@@ -372,52 +372,52 @@ class TestTurns:
 
     LANES: ClassVar = {"s": "slow", "e": "even", "f": "fast"}  # with shares 1, 1 and 3
 
-    def told(self, order: str, *, begin: float = 0.1, **late: float) -> History:
+    def turns(self, order: str, *, begin: float = 0.1, **late: float) -> History:
         """Return a history of starts in this order, whose calls were all there before, but some."""
-        told = history(run("0", 0.0, 1.5, key="laned-0"))
+        seen = history(run("0", 0.0, 1.5, key="laned-0"))
         for number, letter in enumerate(order, 2):
             task, lane, at = f"{number}", self.LANES[letter], late.get(letter, begin)
             call = Call(task, "laned", "laned-0", at, at + 0.1, lane=lane)
             facts = {"key": "laned-0", "lane": lane, "entered": number}
-            told.calls.append(call._replace(begin=call.begin + number / 1e3))
-            told.runs.append(run(task, number, number + 0.5, **facts))
-        return told
+            seen.calls.append(call._replace(begin=call.begin + number / 1e3))
+            seen.runs.append(run(task, number, number + 0.5, **facts))
+        return seen
 
     @pytest.mark.parametrize(
         "order", ["seseseee", "fsfffsfffss", "ffffsfffs", "eessee", "fesfffse"]
     )
     def test_turns_by_shares_are_right(self, order):
-        verdict = judge(self.told(order))
+        verdict = judge(self.turns(order))
 
         assert verdict.broken() == []
         assert verdict.turns > 2
 
     @pytest.mark.parametrize("order", ["sssee", "sesseeess", "ssff", "fffffs", "sfffsssff"])
     def test_more_turns_than_a_share_are_found(self, order):
-        assert judge(self.told(order)).out_of_turn
+        assert judge(self.turns(order)).out_of_turn
 
     def test_a_lane_that_comes_later_has_not_waited(self):
-        assert judge(self.told("sssee", e=4.5)).out_of_turn == []
-        assert judge(self.told("ssssee", e=2.3)).out_of_turn
+        assert judge(self.turns("sssee", e=4.5)).out_of_turn == []
+        assert judge(self.turns("ssssee", e=2.3)).out_of_turn
 
     def test_a_fault_excuses_turns(self):
-        told = self.told("sssee", begin=1.0)
-        told.faults = [Fault("cut", 0.5, 0.5)]
+        seen = self.turns("sssee", begin=1.0)
+        seen.faults = [Fault("cut", 0.5, 0.5)]
 
-        verdict = judge(told)
+        verdict = judge(seen)
 
         assert (verdict.out_of_turn, verdict.turns) == ([], 0)
 
     def test_a_key_with_a_capacity_has_no_order_of_starts(self):
-        told = self.told("sssee")
-        told.runs = [each._replace(capacity=2, token=1) for each in told.runs]
+        seen = self.turns("sssee")
+        seen.runs = [each._replace(capacity=2, token=1) for each in seen.runs]
 
-        assert judge(told).turns == 0
+        assert judge(seen).turns == 0
 
     def test_a_lanes_order_is_that_of_its_calls(self):
-        told = self.told("ss")
-        told.calls[0] = told.calls[0]._replace(begin=1.3, end=1.4)
+        seen = self.turns("ss")
+        seen.calls[0] = seen.calls[0]._replace(begin=1.3, end=1.4)
 
-        (wrong,) = judge(told).broken()
+        (wrong,) = judge(seen).broken()
 
         assert wrong.startswith("overtaken")

@@ -15,14 +15,14 @@ from tests.chaos.terms import SHARES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tests.chaos.calls import Call, Struck
+    from tests.chaos.calls import Call, IsDisturbed
     from tests.chaos.judge import Run
 
 LEVEL = (0.0, 0.0, 0.0)  # how far a lane is ahead of another one: now, at least, at most
 
 
 def out_of_turn(
-    calls: Iterable[Call], runs: Iterable[Run], struck: Struck
+    calls: Iterable[Call], runs: Iterable[Run], is_disturbed: IsDisturbed
 ) -> tuple[list[str], int]:
     """Return which starts a lane was not entitled to, and how many starts were judged."""
     starts, sent = defaultdict(list), defaultdict(list)
@@ -34,7 +34,7 @@ def out_of_turn(
     for key, of_key in starts.items():
         if all(start.capacity == 1 for start in of_key) and any(start.lane for start in of_key):
             ahead: dict[tuple[str, str], tuple[float, float, float]] = {}
-            for start, lanes in _waiting(of_key, sent[key], struck):
+            for start, lanes in _waiting(of_key, sent[key], is_disturbed):
                 pairs = list(itertools.combinations(sorted(lanes), 2))
                 ahead = {pair: _moved(pair, ahead.get(pair, LEVEL), start.lane) for pair in pairs}
                 judged += bool(pairs)
@@ -45,7 +45,7 @@ def out_of_turn(
 
 
 def _waiting(
-    starts: Sequence[Run], sent: Iterable[Call], struck: Struck
+    starts: Sequence[Run], sent: Iterable[Call], is_disturbed: IsDisturbed
 ) -> Iterator[tuple[Run, set[str]]]:
     """Give each start, and the lanes that waited for certain when the key was given to it."""
     first = {start.id: start for start in reversed(starts)}
@@ -55,8 +55,8 @@ def _waiting(
             call = calls.popleft()
             present[call.id] = call
         present = {task: call for task, call in present.items() if first[task].token > before.token}
-        is_known = not struck(before.begin, start.begin)
-        certain = [call for call in present.values() if not struck(call.begin, start.begin)]
+        is_known = not is_disturbed(before.begin, start.begin)
+        certain = [call for call in present.values() if not is_disturbed(call.begin, start.begin)]
         yield start, {call.lane for call in certain if is_known}
 
 

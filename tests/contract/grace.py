@@ -1,4 +1,4 @@
-"""The time that stores give one who is served to come, made longer for busy machines."""
+"""The time that stores give a waiter to claim its grant, made longer for busy machines."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.memory.keyspace import Hash
 from celery_distlock.stores.memory.server import Server
-from celery_distlock.stores.queue_store import stand
+from celery_distlock.stores.queue_store import reserve_or_queue
 from celery_distlock.stores.requests import Identity, SendRequest, StandRequest
 from celery_distlock.stores.values import (
     ALONE,
@@ -173,7 +173,7 @@ def elsewhere(store: MemoryStore, times: int) -> None:
     store.acquire(AcquireRequest("hot", "x", 60.0))
     route = Route(("k", "hot"), "tasks.run", (ALONE, ALONE))
     store.release(ReleaseRequest("k", "holder", "held:0:0:0"))
-    stand(store, StandRequest(RUN.decode(), route, 0, PARKED))
+    reserve_or_queue(store, StandRequest(RUN.decode(), route, 0, PARKED))
     server_of(store).multiply(times)
     held(store)
 
@@ -256,10 +256,10 @@ def cost(crowd: str, act: str, times: int) -> Cost:
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_a_request_costs_the_same_with_many_others(crowd, act):
-    beside_few, beside_many = cost(crowd, act, FEW), cost(crowd, act, MANY)
+    among_few, among_many = cost(crowd, act, FEW), cost(crowd, act, MANY)
 
-    assert beside_many.commands <= beside_few.commands + BOUND
-    assert beside_many.words <= beside_few.words + BOUND
+    assert among_many.commands <= among_few.commands + BOUND
+    assert among_many.words <= among_few.words + BOUND
 
 
 @pytest.mark.parametrize(

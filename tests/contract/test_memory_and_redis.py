@@ -159,7 +159,7 @@ class TestMemoryStore(FullContract):
         with closing(store.channels.open_channel(lambda wake: None)) as channel:
             assert channel.address
 
-    def test_tokens_rise_though_this_processes_clock_stands_still(self, store, monkeypatch):
+    def test_tokens_rise_though_this_processes_clock_stops(self, store, monkeypatch):
         monkeypatch.setattr(clock, "monotonic", lambda: 1000.0)
         first = take(store, "k", "a")
         store.release(ReleaseRequest("k", "a"))

@@ -291,7 +291,7 @@ def test_refusals_are_worded_alike(both, refused):
         ),
         "return cjson.encode({a = math.huge})",
         "return cjson.encode({0 / 0})",
-        "local told = cjson.decode(ARGV[4]) return {told.a, told.b[2], told.c.d, #told.b}",
+        "local found = cjson.decode(ARGV[4]) return {found.a, found.b[2], found.c.d, #found.b}",
         "return unpack({1, 2})",
         "local time = redis.call('TIME') return {#time, type(time[1]), #time[2] <= 6 and 1 or 0}",
         "return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', math.huge)",
@@ -320,7 +320,7 @@ def test_values_are_written_alike(both, value):
 
     answers = both.answers(script_call(script, ("k",), every_byte))
 
-    real, ours = (json.loads(told.decode("utf-8", "surrogateescape")) for told in answers)
+    real, ours = (json.loads(answer.decode("utf-8", "surrogateescape")) for answer in answers)
     assert ours == real
     if value == "ARGV[1]":
         assert ours.encode("utf-8", "surrogateescape") == every_byte
@@ -335,7 +335,7 @@ def test_a_script_ends_at_its_first_error_and_keeps_what_it_wrote(both):
     assert both.ask(["GET", "k"]) == b"1"
 
 
-def test_time_stands_still_within_a_script():
+def test_time_stops_within_a_script():
     with closing(MemoryStore("memory://", "t")) as store:
         source = "local function now() return redis.call('TIME')[2] end local before = now()"
         source += " for i = 1, 1e6 do end return {before, now()}"

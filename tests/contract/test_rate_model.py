@@ -2,7 +2,7 @@
 However long messages travel, no time of a rate's length has more starts than its limit.
 
 A world of its own clock: tasks come, wait, are woken, and come for their key after a while, or
-never; the limit changes, and the clock is set. Counted are those who have come for their key.
+never; the limit changes, and the clock is set. Counted are those that have claimed their key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class World:
     burst: int
     capacity: int
     mishaps: float = 0.01
-    passed: float = 0.0  # beside the time that the test takes
+    passed: float = 0.0  # in addition to the time that the test takes
     began: float = field(default_factory=time.monotonic)
     came: int = 0
     on_their_way: list[tuple[float, str]] = field(default_factory=list)

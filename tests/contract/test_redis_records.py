@@ -81,16 +81,18 @@ def test_tokens_rise_though_the_servers_clock_was_set_back(redis_store, redis_ur
     assert take(redis_store, "k", "b") == ahead + 2
 
 
-@pytest.mark.parametrize("stands", [False, True], ids=["parks", "stands"])
+@pytest.mark.parametrize("of_two_keys", [False, True], ids=["one key", "two keys"])
 def test_an_arrival_before_the_servers_clock_was_set_back_stays_before(
-    redis_store, redis_url, prefix, stands
+    redis_store, redis_url, prefix, of_two_keys
 ):
     redis_store.acquire(AcquireRequest("k", "a", 60.0))
 
     def park(run: str) -> None:
         queue, arrival = ParkRequest(b"envelope"), redis_store.time(5.0)
-        if stands:
-            queue_store.stand(redis_store, StandRequest(run, Route(("k", "l")), arrival, queue))
+        if of_two_keys:
+            queue_store.reserve_or_queue(
+                redis_store, StandRequest(run, Route(("k", "l")), arrival, queue)
+            )
         else:
             request = AcquireRequest("k", "", 60.0, queue=queue, run=run, arrival=arrival)
             redis_store.acquire(request)
@@ -199,8 +201,8 @@ def test_a_key_whose_records_are_spoilt_does_not_keep_others_from_being_swept(
 
     assert wake.run == "run-sound"
     wait_until(lambda: swept(redis_store) == [], what="another sweep")
-    told = [record for record in caplog.records if "spoilt" in record.getMessage()]
-    assert len(told) == 1
+    logged = [record for record in caplog.records if "spoilt" in record.getMessage()]
+    assert len(logged) == 1
 
 
 def test_a_run_whose_message_no_worker_takes_is_sent_daily_for_a_month_and_then_forgotten(
@@ -288,7 +290,7 @@ def test_every_record_of_a_key_is_in_one_cluster_slot(redis_store, redis_url, pr
     assert all({b"lock", b"fence", b"tasks"} <= names for names in tags.values())
 
 
-def test_identities_that_mean_nothing_are_struck_by_a_sweep(redis_store, redis_url, prefix):
+def test_identities_that_mean_nothing_are_removed_by_a_sweep(redis_store, redis_url, prefix):
     for number in range(3):
         send(redis_store, "k", f"run-{number}", identity=Identity(f"same-{number}"))
     take(redis_store, "k", "a", run="run-0", redelivered=True)
@@ -300,7 +302,7 @@ def test_identities_that_mean_nothing_are_struck_by_a_sweep(redis_store, redis_u
         assert set(client.hgetall(f"{prefix}:{{k}}:calls")) == {"same-1", "same-2"}
 
 
-def test_an_identity_that_may_recall_its_run_is_struck_when_that_has_ended(
+def test_an_identity_that_may_recall_its_run_is_removed_when_that_has_ended(
     redis_store, redis_url, prefix
 ):
     send(redis_store, "k", "run", identity=Identity("same", recalls="free"))
@@ -315,7 +317,7 @@ def test_an_identity_that_may_recall_its_run_is_struck_when_that_has_ended(
         assert not client.exists(f"{prefix}:{{k}}:calls")
 
 
-def test_identities_are_struck_behind_many_that_are_taken(redis_store, redis_url, prefix):
+def test_identities_are_removed_behind_many_that_are_taken(redis_store, redis_url, prefix):
     many = 1500  # of each kind: a sweep looks at fewer
     for number in range(many):
         identity = Identity(f"taken-{number}")
@@ -328,11 +330,11 @@ def test_identities_are_struck_behind_many_that_are_taken(redis_store, redis_url
             list(redis_store.parking.wake_next("k"))
             return client.hlen(f"{prefix}:{{k}}:calls")
 
-        wait_until(lambda: left() == many, what="those that mean nothing to be struck")
+        wait_until(lambda: left() == many, what="those that mean nothing to be removed")
         assert left() == many
 
 
-def test_more_than_a_score_can_tell_apart_in_a_millisecond_keep_their_order(redis_store):
+def test_more_than_a_score_distinguishes_in_a_millisecond_keep_their_order(redis_store):
     want = Want(1, 1, (Rate(1, 3600.0),))
     take(redis_store, "k", "a", run="first", want=want)
     leave(redis_store, "k", "a", run="first", completion=Completion.YES)
@@ -436,16 +438,16 @@ def test_a_full_server_keeps_a_key_for_the_next_waiter(private_server, want):
         take(full, "k", "b", run="task:1:0:0", want=want)
 
 
-def test_a_limit_that_has_ended_is_struck_by_a_sweep(redis_store, redis_url, prefix):
+def test_a_limit_that_has_ended_is_removed_by_a_sweep(redis_store, redis_url, prefix):
     redis_store.units.set_limit("k", Limit(2, until=time.time() + 60.0))
     servers.bring_nearer(redis_url, prefix, 120.0)
 
-    def is_struck():
+    def is_removed():
         list(redis_store.parking.sweep(0.01))
         return not client.exists(f"{prefix}:{{k}}:tasks")
 
     with redis.Redis.from_url(redis_url) as client:
-        wait_until(is_struck, what="a sweep")
+        wait_until(is_removed, what="a sweep")
 
 
 def test_what_is_known_of_starts_ends_by_itself(redis_store, redis_url, prefix):

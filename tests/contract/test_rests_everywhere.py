@@ -37,7 +37,7 @@ sys.path.append(sys.argv[6])
 store = getattr(import_module(sys.argv[3]), sys.argv[4])(sys.argv[5], sys.argv[2])
 """
 TRIES = """
-tell(ready=True)
+report(ready=True)
 lock = Lock(Key("k", min_hold=float(sys.argv[7])), lease=10.0, store=store)
 while ask() == "go":
     asked_at = time.time()
@@ -45,7 +45,7 @@ while ask() == "go":
     granted_at = time.time()
     if got:
         lock.release()
-    tell(got=got, asked_at=asked_at, granted_at=granted_at)
+    report(got=got, asked_at=asked_at, granted_at=granted_at)
 """
 
 
@@ -103,7 +103,7 @@ def store(place):
 
 @pytest.fixture
 def two(place):
-    """Two processes that try to have the key, once each time that they are told to."""
+    """Two processes that try to have the key, once each time on request."""
 
     with ExitStack() as running:
 
@@ -111,7 +111,7 @@ def two(place):
             both = [place.script(TRIES, str(min_hold)) for _ in range(2)]
             for each in both:
                 running.enter_context(each)
-                assert each.heard() == {"ready": True}
+                assert each.received() == {"ready": True}
             return both
 
         yield start
@@ -122,13 +122,13 @@ def test_of_two_processes_one_has_the_key_once_in_a_period(two, store):
     for _ in range(3):
         for process in both:  # both at the same time
             process.say()
-        told = [process.heard() for process in both]
-        if any(each["got"] for each in told):
+        facts = [process.received() for process in both]
+        if any(each["got"] for each in facts):
             break
-    tries = list(told)
+    tries = list(facts)
     for process in both * 3:
         process.say()
-        tries.append(process.heard())
+        tries.append(process.received())
 
     assert [each["got"] for each in tries].count(True) == 1
     state = store.inspect("k")
@@ -140,9 +140,9 @@ def test_in_each_period_one_of_them_has_it(two):
     both, grants = two(0.8), []
     for process in itertools.cycle(both):
         process.say()
-        told = process.heard()
-        if told["got"]:
-            grants.append(told)
+        facts = process.received()
+        if facts["got"]:
+            grants.append(facts)
         if len(grants) == 3:
             break
 
@@ -155,13 +155,13 @@ def test_in_each_period_one_of_them_has_it(two):
 def test_a_key_rests_on_though_its_process_is_killed(two, store):
     one, other = two(600.0)
     one.say()
-    assert one.heard()["got"]
+    assert one.received()["got"]
 
     one.signal(signal.SIGKILL)
     one.ended()
 
     other.say()
-    assert not other.heard()["got"]
+    assert not other.received()["got"]
     assert store.acquire(AcquireRequest("k", "o", 10.0)).status is BUSY
 
 

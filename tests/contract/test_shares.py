@@ -66,7 +66,7 @@ def test_of_a_blocked_and_a_parked_delivery_one_is_served(store):
     inbox.close()
 
 
-def test_a_delivery_that_is_put_off_does_not_wait_in_the_queue(store):
+def test_a_delivery_that_is_deferred_does_not_wait_in_the_queue(store):
     inbox = store.inbox("k", "second")
     ask(store, "first", run=RUN)
     ask(store, "x")
@@ -150,7 +150,7 @@ def test_one_that_is_served_while_it_asks_again_is_counted_once(store):
     inbox.close()
 
 
-def test_a_parked_run_tells_what_it_wants(store):
+def test_a_parked_run_shows_what_it_wants(store):
     ask(store, "x", ALONE)
     ask(store, "own", Want(2, 3), queue=ParkRequest(b"e"), run=RUN)
 

@@ -125,7 +125,7 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "acquire_all": SeveralKeys.test_free_keys_are_taken_in_one_step,
     "act": Recording.test_a_holder_that_keeps_its_part_is_not_notified_of_others,
     "identities": Delayed.test_an_identity_is_listed_with_its_run_and_where_that_is,
-    "cancel": ParkedRuns.test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next,
+    "cancel": ParkedRuns.test_a_run_in_flight_that_is_cancelled_leaves_the_key_to_the_next,
     "channels": Delivery.test_a_channel_is_found_by_the_queues_that_it_was_registered_for,
     "count": CountContract.test_what_is_counted_adds_up,
     "delayed": Delayed.test_delayed_runs_are_listed_by_their_time,
@@ -146,11 +146,11 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "push": Pushing.test_a_run_is_pushed_to_the_first_channel_that_is_open,
     "register": Pushing.test_a_run_that_has_come_is_not_pushed_again,
     "release": OrderContract.test_waiters_are_served_in_the_order_of_arrival,
-    "recall": RecallContract.test_each_later_renewal_tells_it_again,
+    "recall": RecallContract.test_each_later_renewal_reports_it_again,
     "renew": Renewing.test_each_of_many_renewals_has_its_own_outcome,
     "rest": Resting.test_a_waiter_for_a_resting_key_is_woken_when_it_has_rested,
     "return": Topology.test_one_that_does_not_queue_learns_when_to_come_again,
-    "resend_all": ParkedRuns.test_what_is_on_its_way_is_found_again_at_once,
+    "resend_all": ParkedRuns.test_what_is_in_flight_is_found_again_at_once,
     "send": Sending.test_a_run_whose_key_is_taken_waits_its_turn,
     "mark_sent": Parking.test_dispatching_sends_and_notes_it,
     "try_key": WaitingAtSeveralKeys.test_it_is_sent_when_it_can_have_all_its_keys,
@@ -165,7 +165,7 @@ SCRIPTS: dict[str, Callable[..., None]] = {
 }
 OTHERS = (
     # Pushed to blocked waiters
-    StoreContract.test_a_release_tells_the_waiter,
+    StoreContract.test_a_release_notifies_the_waiter,
     StoreContract.test_a_waiter_learns_of_a_release_in_another_process,
     StoreContract.test_locks_over_the_store_let_one_thread_in_at_a_time,
     # Several keys, and all of them

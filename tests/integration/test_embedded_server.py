@@ -169,7 +169,7 @@ def test_a_bad_option_fails_with_the_log():
     server.close()
 
 
-def test_a_port_that_is_taken_meanwhile_is_replaced_by_another(private_server, monkeypatch):
+def test_a_port_that_is_taken_in_between_is_replaced_by_another(private_server, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         taken = squatter.getsockname()[1]
         free = module._free_ports()
@@ -177,7 +177,7 @@ def test_a_port_that_is_taken_meanwhile_is_replaced_by_another(private_server, m
 
         server = private_server()
 
-        assert server.port in free  # the first, unless somebody else was quicker
+        assert server.port in free  # the first, unless another process was quicker
 
 
 def test_a_server_of_someone_else_is_not_taken_for_ours(private_server, monkeypatch):
@@ -187,7 +187,7 @@ def test_a_server_of_someone_else_is_not_taken_for_ours(private_server, monkeypa
 
     server = private_server()
 
-    assert server.port in free  # the first, unless somebody else was quicker
+    assert server.port in free  # the first, unless another process was quicker
 
 
 def test_a_given_port_that_is_taken_is_an_error(private_server):

@@ -136,7 +136,7 @@ def test_the_store_sends_what_the_headers_name(  # noqa: PLR0915  # one request 
     store.release(ReleaseRequest("k", "c", own_channel=OwnChannel(peer.address, " celery")))
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
     standing = StandRequest("standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
-    queue_store.stand(store, standing)
+    queue_store.reserve_or_queue(store, standing)
     store.parking.try_one(standing, 1, 1, counts=False)
     share(store)
     tick(store)
@@ -311,13 +311,13 @@ def acquire(store: RedisStore) -> Reply:
     return store.acquire(AcquireRequest("k", "a", 30.0))
 
 
-def stand(store: RedisStore) -> Reply:
+def reserve_or_queue(store: RedisStore) -> Reply:
     park_request = ParkRequest(b"envelope")
     request = StandRequest("run", Route(("k", "l")), park_request=park_request)
-    return queue_store.stand(store, request)
+    return queue_store.reserve_or_queue(store, request)
 
 
-@pytest.mark.parametrize(("ask", "script"), [(acquire, "acquire"), (stand, "try_keys")])
+@pytest.mark.parametrize(("ask", "script"), [(acquire, "acquire"), (reserve_or_queue, "try_keys")])
 def test_what_is_granted_counts_from_the_attempt_that_was_answered(
     monkeypatch, redis_url, prefix, ask, script
 ):

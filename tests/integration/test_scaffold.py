@@ -95,7 +95,7 @@ def test_only_the_keys_of_a_prefix_are_deleted(redis_url, prefix):
         assert list(servers.keys(redis_url, prefix)) == [f"{prefix}:ab:1".encode()]
 
 
-def test_waiting_in_vain_says_for_what():
+def test_a_failed_wait_says_for_what():
     with pytest.raises(AssertionError, match=r"waited 0.05 s for a miracle; .* None"):
         wait_until(lambda: None, timeout=0.05, what="a miracle")
 

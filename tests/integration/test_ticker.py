@@ -100,7 +100,7 @@ def test_one_that_waits_takes_over_when_the_lease_of_a_dead_one_ends(
         assert store.timetable.led_for() > 3000.0
         client.pexpire(f"{store._records.times}ticker", 1)
 
-        wait_until(lambda: store.timetable.dues().ticker == waits._who, what="the other ticker")
+        wait_until(lambda: store.timetable.dues().ticker == waits._process, what="the other ticker")
 
 
 def test_it_is_woken_for_what_is_due_before_its_next_look(
@@ -134,7 +134,7 @@ def test_many_keys_that_are_due_within_a_second_are_all_served(
     wait_until(lambda: len(served) == MANY, timeout=60.0, what="all of them")
 
     assert sorted(served) == sorted(f"run-k{number}" for number in range(MANY))
-    wait_until(lambda: not store.timetable.dues().many, what="the notes to be struck")
+    wait_until(lambda: not store.timetable.dues().many, what="the notes to be removed")
 
 
 def test_it_goes_on_after_an_outage(
@@ -206,12 +206,14 @@ def test_one_that_cannot_send_leaves_it_to_another_one(
     hangs = threading.Event()
     store.publishers.add(lambda wake: hangs.wait(30.0))
     first = tickers(store)
-    assert store.timetable.dues().ticker == first._who
+    assert store.timetable.dues().ticker == first._process
 
     rest(store, "k", 0.01)
 
     try:
-        wait_until(lambda: store.timetable.dues().ticker != first._who, what="it to be given up")
+        wait_until(
+            lambda: store.timetable.dues().ticker != first._process, what="it to be given up"
+        )
     finally:
         hangs.set()
 

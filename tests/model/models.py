@@ -38,12 +38,12 @@ class Model(NamedTuple):
         copies: How many messages the broker may deliver a second time.
         acts: What an operator may do, each once; ``leave``, of a blocked caller that gives up; and
             ``put back``, of a process that is ended and gives its message back.
-        delays: How often time may pass though somebody could go on.
+        delays: How often time may pass though an execution could go on.
         pushes: Whether a worker takes what is pushed.
-        sweeps: Whether anybody sweeps.
+        sweeps: Whether there are sweeps.
         ticks: Whether there is a ticker.
         memory: Seconds for which it matters how long ago something was.
-        claims_ask: Whether who was let in may not enter a key that was paused since.
+        claims_ask: Whether a run that was admitted may not enter a key that was paused since.
         changes: Texts of the scripts, and what they become.
     """
 
@@ -65,8 +65,8 @@ class Place(NamedTuple):
     Where an execution is, outside of the store.
 
     Attributes:
-        kind: A ``message`` of the broker; ``asking``, ``standing``, ``blocked``, ``running``,
-            ``ending``, ``settling`` or ``sending`` in a process; or that somebody has to send
+        kind: A ``message`` of the broker; ``asking``, ``reserving``, ``blocked``, ``running``,
+            ``ending``, ``settling`` or ``sending`` in a process; or that a process has to send
             (``waking``) or to note (``noting``) what was woken.
         owner: Of what it asks for, or holds.
         again: It may have been delivered before, or asked before.
@@ -106,10 +106,10 @@ class Execution(NamedTuple):
 
     Attributes:
         has_begun: It was sent.
-        is_over: It need not run any more.
+        is_over: It need not run again.
         may_repeat: A process has died with it.
         has_turn: Others have let it in.
-        arrival: What the store has told.
+        arrival: What the store has answered.
         owners: How many it has had.
         places: Where it is.
         is_superseded: A newer one was sent, and no request has failed before.

@@ -14,7 +14,7 @@ LEAVES = "    if was == 'waiting' then redis.call('ZREM', QUEUE, 'p:' .. run) en
 # What is wrong, in which model it shows, the texts of the scripts that become others, and what is
 # found.
 PLANTED = {
-    "a run leaves the queue before it is noted as on its way": (
+    "a run leaves the queue before it is noted as in flight": (
         Model((ALONE,) * 2, faults=1),
         [(IN_QUEUE, LEAVES + IN_QUEUE)],
         "r1 is nowhere",
@@ -34,27 +34,27 @@ PLANTED = {
         [("or F.too_soon(want, mine)", "")],
         "2 start in 2.0 s",
     ),
-    "who comes does not look at the queue": (
+    "a new request does not look at the queue": (
         Model((Plan(want=PAIR, how="blocks"), ALONE, Plan(want=PAIR, how="blocks"))),
         [("turn == 'closed' or F.opens(want)", "F.opens(want)")],
         "r2 has passed ['r1'] at a",
     ),
-    "a release wakes nobody": (
+    "a release wakes no waiter": (
         Model((ALONE,) * 2),
         [("    F.free(grant)\nend\n", "    F.vacate(grant)\nend\n")],
-        "a sweep at a has found what nobody had woken",
+        "a sweep at a has found what was not woken",
     ),
-    "a limit that is taken back wakes nobody": (
+    "a limit that is taken back wakes no waiter": (
         Model((ALONE,) * 2, acts=frozenset(["pause"])),
         [("F.free()\nreturn F.answer(1)", "return F.answer(1)")],
-        "a sweep at a has found what nobody had woken",
+        "a sweep at a has found what was not woken",
     ),
     "a newer call does not ask the one that runs to leave": (
         Model((NEWEST,) * 2),
         [("F.flag(grant, ('c'), 'n' .. clock)", "")],
         "o0.0 does not learn of a newer call",
     ),
-    "nobody is told when a rate lets the next one start": (
+    "nothing notes when a rate lets the next one start": (
         Model((PACED,) * 2, ticks=True, sweeps=False, memory=3.0),
         [("key.opens_ms = math.ceil(math.min(key.opens_ms or (1 / 0), ms))", "")],
         "this does not come to its end",

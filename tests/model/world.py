@@ -17,7 +17,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.queue_parts import Sent, Settled
-from celery_distlock.stores.queue_store import ready, stand
+from celery_distlock.stores.queue_store import ready, reserve_or_queue
 from celery_distlock.stores.redis.delivery_channel import Pushes
 from celery_distlock.stores.requests import Identity, SendRequest, StandRequest
 from celery_distlock.stores.values import (
@@ -204,7 +204,7 @@ class World:
 
     def caller_dies(self, event: Event) -> None:
         """Have the process die that caused *event*, a request of which was not answered."""
-        asked = ("asking", "standing", "ending", "sending")
+        asked = ("asking", "reserving", "ending", "sending")
         found = self.executions[event.subject].places
         one = [each for each in found if each == event.place or each.kind in asked]
         if one:
@@ -232,7 +232,7 @@ class World:
             "ending": self._release,
             "sending": self._send,
             "settling": self._settle,
-            "standing": self._stand,
+            "reserving": self._reserve,
             "waking": self._send_woken,
             "noting": self._note,
         }[place.kind](i, place)
@@ -262,15 +262,15 @@ class World:
         if replies is not None:
             self._take_answer(i, asking, replies)
             return
-        self._become(i, asking, standing := asking._replace(kind="standing"))
-        self._stand(i, standing)
+        self._become(i, asking, reserving := asking._replace(kind="reserving"))
+        self._reserve(i, reserving)
 
-    def _stand(self, i: int, standing: Place) -> None:
+    def _reserve(self, i: int, reserving: Place) -> None:
         plan, one = self.model.plans[i], self.executions[i]
         route = Route(tuple(plan.keys), "", (plan.want,) * len(plan.keys))
         request = StandRequest(f"r{i}", route, one.arrival, self._park_request(i))
-        reply = stand(self.store, request)
-        self._take_answer(i, standing, [reply])
+        reply = reserve_or_queue(self.store, request)
+        self._take_answer(i, reserving, [reply])
 
     def _take_answer(self, i: int, asking: Place, replies: list[Reply]) -> None:
         plan, last = self.model.plans[i], replies[-1]
@@ -283,14 +283,14 @@ class World:
         elif plan.how == "blocks":
             self._become(i, asking, asking._replace(kind="blocked"))
         elif last.status is Status.RECALLED:
-            assert plan.newest, f"r{i} is told to leave for no other"
-            assert self.executions[i].may_repeat, f"r{i} is told to leave before it has begun"
+            assert plan.newest, f"r{i} is asked to leave for no other"
+            assert self.executions[i].may_repeat, f"r{i} is asked to leave before it has begun"
             self._become(i, asking, is_over=True)
             drop = WokenTask(plan.keys, f"r{i}", f"<r{i}>".encode())
             self._wakes([self.store.drop(drop).wake])
         elif last.status is Status.DONE:
             self._become(i, asking)
-            assert self.executions[i].is_over or self._is_somewhere(i), f"r{i} is told it has ended"
+            assert self.executions[i].is_over or self._is_somewhere(i), f"r{i} is answered as ended"
         else:
             has_turn = self.executions[i].has_turn and last.status is Status.RESERVED
             self._become(i, asking, has_turn=has_turn)
@@ -450,7 +450,7 @@ class World:
         is_noted = is_due(self.data, key, self.now)
         self._wakes(list(self.store.parking.wake_next(key)))
         found = self._has_alerted and not (is_noted or key in self.doubts)
-        assert not found, f"a sweep at {key} has found what nobody had woken"
+        assert not found, f"a sweep at {key} has found what was not woken"
         self.doubts -= {key}
 
     def _ticks(self) -> None:
@@ -533,7 +533,7 @@ class World:
             need = one.has_begun and not one.is_over and self.model.plans[i].how != "blocks"
             assert not need or self._is_somewhere(i), f"r{i} is nowhere"
             running = [each for each in one.places if each.kind == "running"]
-            assert len(running) <= 1, f"r{i} runs beside itself"
+            assert len(running) <= 1, f"r{i} runs twice at once"
 
     def _check_what_fits(self, keys: str) -> None:
         for key in keys:
@@ -558,11 +558,11 @@ class World:
 
     def _check_order(self, key: str, before: list[tuple[float, str]], *, had_it: bool) -> None:
         """See that of those that want this key alone none has passed one that came before."""
-        stays = {who for _, who in queue(self.data, key)}
-        passed = [(at, who) for at, who in before if who in stays and self._wants_one_key(who)]
-        came = [(at, who) for at, who in before if who not in stays]
-        for _, who in came:
-            i = int(who[1])
+        stays = {name for _, name in queue(self.data, key)}
+        passed = [(at, name) for at, name in before if name in stays and self._wants_one_key(name)]
+        came = [(at, name) for at, name in before if name not in stays]
+        for _, name in came:
+            i = int(name[1])
             self.executions[i] = self.executions[i]._replace(has_turn=True)
         for i in [] if had_it else self._granted:
             one = self.executions[i]
@@ -570,12 +570,12 @@ class World:
                 came.append((one.arrival or self.now, f"r{i}"))
         if self.is_cut or self.copies < self.model.copies:
             return
-        for at, who in came:
-            earlier = [other for since, other in passed if since < at and other != who]
-            assert not earlier, f"{who} has passed {earlier} at {key}"
+        for at, name in came:
+            earlier = [other for since, other in passed if since < at and other != name]
+            assert not earlier, f"{name} has passed {earlier} at {key}"
 
-    def _wants_one_key(self, who: str) -> bool:
-        return len(self.model.plans[int(who[1])].keys) == 1
+    def _wants_one_key(self, name: str) -> bool:
+        return len(self.model.plans[int(name[1])].keys) == 1
 
     def is_at_rest(self) -> bool:
         """Say whether all that has begun is over, and nothing of it is left."""

@@ -17,7 +17,7 @@ def url_of_user(server: EmbeddedServer, name: str, password: str, rules: str) ->
     """
     Make a user with *rules*, such as ``"~* &* +@all -@scripting"``, and return its URL.
 
-    A user of that name is made anew.
+    A user of that name is made again.
     """
     user = [name, "reset", "on", f">{password}", *rules.split()]
     with server.client() as client:

@@ -38,7 +38,7 @@ class _Seen(NamedTuple):
 
 
 class Move:
-    """A slot on its way from one master to another."""
+    """A slot that moves from one master to another."""
 
     def __init__(self, cluster: Cluster, slot: int, source: Node, target: Node) -> None:
         self.slot = slot
@@ -58,13 +58,13 @@ class Move:
             self._migrate(found)
 
     def finish(self) -> None:
-        """Take what is left to the target and tell everybody; do nothing if that is done."""
+        """Take what is left to the target and notify all nodes; do nothing if that is done."""
         if self._finished:
             return
         self.migrate()
         target = self.target.ask("CLUSTER", "MYID")
         others = [node for node in self._cluster.masters if node is not self.target]
-        for node in [self.target, *others]:  # or else nobody has it for a moment
+        for node in [self.target, *others]:  # or else no node has it for a moment
             node.ask("CLUSTER", "SETSLOT", self.slot, "NODE", target)
         self._finished = True
 
@@ -140,7 +140,7 @@ class Cluster(Topology):
             address = named.pop() if len(named) == 1 else None
             return self._at(address) if address else None
 
-        return wait_until(owner, what=f"all to agree on who has slot {slot}")
+        return wait_until(owner, what=f"all to agree on the owner of slot {slot}")
 
     def slots_from(self, slot: int, most: int) -> range:
         """The slots from *slot* on that its master has, up to *most* of them."""
@@ -222,7 +222,7 @@ class Cluster(Topology):
             for i, master in enumerate(masters):
                 first, end = (SLOTS * n // self._masters for n in (i, i + 1))
                 master.ask("CLUSTER", "ADDSLOTS", *range(first, end))  # also for Redis 6.2
-        # Everybody meets everybody, as the news of one another would take seconds to spread.
+        # Every node meets every other, as gossip would take seconds to spread.
         for one, other in combinations(self.servers, 2):
             one.ask("CLUSTER", "MEET", "127.0.0.1", other.port)
         wait_until(self._acquainted, what="the cluster's nodes to know one another")
@@ -281,7 +281,7 @@ class Cluster(Topology):
         )
 
     def _opinion(self, server: Node) -> frozenset[object] | None:
-        """Who is who, and who is down, in the eyes of *server*; none if it is not sure yet."""
+        """Which node is which, and which is down, says *server*; none if it is not sure yet."""
         seen = self._seen(server)
         for other in self.servers:
             flags = seen[other.address].flags

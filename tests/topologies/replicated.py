@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # A replica is in sync within milliseconds; with the defaults, within one to six seconds: the master
 # waits for others that want the same, and the replica looks once a second whether all has come.
 REPLICATION = {"repl-diskless-sync-delay": "0", "repl-diskless-load": "swapdb"}
-_NOBODY = ("127.0.0.1", 1)  # a port where nobody subscribed
+_UNUSED = ("127.0.0.1", 1)  # a port without subscribers
 
 
 class Replicated(Topology):
@@ -61,7 +61,7 @@ class Replicated(Topology):
 
     def cut(self, replica: Node) -> None:
         """Stop replication to *replica*, which runs on with what it has, until it is restored."""
-        replica.ask("REPLICAOF", *_NOBODY)
+        replica.ask("REPLICAOF", *_UNUSED)
         wait_until(lambda: not replica.in_sync(), what=f"{replica!r} to lose its master")
 
     def restore(self, server: Node) -> None:

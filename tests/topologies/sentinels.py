@@ -22,11 +22,11 @@ _FAILOVER_TIMEOUT = 2000  # ms
 # Seconds for each step. Without SENTINEL DEBUG, as on Redis 6.2, a step takes up to 25 by itself.
 _PATIENCE = 90.0
 
-# Sentinels look and tell every 1 to 10 s by default, so that each step takes seconds; these do not.
+# Sentinels look and report every 1 to 10 s by default, so each step takes seconds; these do not.
 # At the replicas of a master that is down, though, they look once a second whatever is said here.
 # They choose none of which they know nothing for three info periods or five ping periods, and they
-# demote a master of which the leader, who has to look first, does not tell in four publish periods.
-# A sentinel that stood still for 2 s does nothing for a while, which is short here.
+# demote a master of which the leader, which looks first, reports nothing in four publish periods.
+# A sentinel that was stopped for 2 s does nothing for a while, which is short here.
 _HASTE = {  # ms
     "info-period": 400,
     "ping-period": 400,

@@ -27,7 +27,7 @@ class TlsFront:
     """
     Passes on what comes through TLS to *server*, and its answers back.
 
-    The certificates are made anew each time, by an authority that nobody else knows.
+    The certificates are made again each time, by an authority of their own.
 
     Args:
         mutual: Ask clients for a certificate too, and refuse those that have none.
@@ -90,7 +90,7 @@ class TlsFront:
         self._do(self._cut)
 
     def _certified(self) -> ssl.SSLContext:
-        import trustme  # for those alone who need it
+        import trustme  # for those alone that need it
 
         authority = trustme.CA()
         authority.cert_pem.write_to_path(self.ca_certs)

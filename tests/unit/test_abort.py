@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
     name: str
     error: type[Interruption]
-    strike: Callable[[Hold], None]
+    interrupt: Callable[[Hold], None]
 
 
 def lose(hold: Hold) -> None:
@@ -60,19 +60,19 @@ wheres = pytest.mark.parametrize(
 
 @pytest.fixture
 def no_callbacks_of_gc() -> Iterator[None]:
-    """Python drops an exception that strikes in one, and Hypothesis has one."""
+    """Python drops an exception that is raised in one, and Hypothesis has one."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield
     gc.callbacks[:] = callbacks
 
 
-class Striker:
-    """Calls *strike* with each hold that it is given, at some moment soon after, in a thread."""
+class Interrupter:
+    """Calls *interrupt* with each hold that it is given, some moment later, in a thread."""
 
-    def __init__(self, strike: Callable[[Hold], None]) -> None:
+    def __init__(self, interrupt: Callable[[Hold], None]) -> None:
         self.hold: Hold | None = None
-        self._strike = strike
+        self._interrupt = interrupt
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -85,7 +85,7 @@ class Striker:
             last = hold
             for _ in range(random.randrange(400)):
                 pass
-            self._strike(hold)
+            self._interrupt(hold)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -108,12 +108,12 @@ def work_for_a_moment() -> None:
         pass
 
 
-def be_struck(striker: Striker, kind: Kind, errors: list[str], *, waits: bool) -> None:
-    """Strike while a body runs, or about when it ends, unless it *waits* for that."""
+def be_interrupted(interrupter: Interrupter, kind: Kind, errors: list[str], *, waits: bool) -> None:
+    """Interrupt while a body runs, or about when it ends, unless it *waits* for that."""
     hold = new_hold()
 
     def work() -> None:
-        striker.hold = hold
+        interrupter.hold = hold
         if not waits:
             work_for_a_moment()
             return
@@ -123,7 +123,7 @@ def be_struck(striker: Striker, kind: Kind, errors: list[str], *, waits: bool) -
         errors.append("lost")
 
     if not waits and random.random() < 0.5:
-        striker.hold = hold
+        interrupter.hold = hold
     try:
         try:
             Guard((hold,)).run(work)
@@ -150,7 +150,7 @@ def in_thread(where: str, body: Callable[[], None]) -> None:
 
 
 class Slow:
-    """Ends slowly; Python drops what is raised meanwhile."""
+    """Ends slowly; Python drops what is raised until then."""
 
     def __del__(self) -> None:
         for _ in range(1000):
@@ -164,7 +164,7 @@ def test_what_python_has_dropped_is_raised_again(monkeypatch, kind, where):
     hold, raised = new_hold(), threading.Event()
 
     def work() -> None:
-        threading.Timer(0.1, kind.strike, (hold,)).start()
+        threading.Timer(0.1, kind.interrupt, (hold,)).start()
         end = time.monotonic() + 60
         while time.monotonic() < end:
             Slow()
@@ -185,12 +185,12 @@ def test_what_python_has_dropped_is_raised_again(monkeypatch, kind, where):
 def test_an_interruption_at_any_instant_is_neither_stray_nor_lost(kind, where):
     errors: list[str] = []
 
-    def be_struck_often() -> None:
+    def be_interrupted_often() -> None:
         for number in range(INTERRUPTIONS):
-            be_struck(striker, kind, errors, waits=number % 20 == 0)
+            be_interrupted(interrupter, kind, errors, waits=number % 20 == 0)
 
-    with Striker(kind.strike) as striker:
-        in_thread(where, be_struck_often)
+    with Interrupter(kind.interrupt) as interrupter:
+        in_thread(where, be_interrupted_often)
 
     assert errors == []
 
@@ -201,17 +201,17 @@ def test_an_interruption_at_any_instant_is_neither_stray_nor_lost(kind, where):
 def test_a_loss_wins_over_a_recall_at_the_same_time(where):
     errors: list[str] = []
 
-    def strike(hold: Hold) -> None:
+    def interrupt(hold: Hold) -> None:
         hold.recall()
         for _ in range(random.randrange(100)):
             pass
         hold.lose("test")
 
-    def be_struck_twice() -> None:
+    def be_interrupted_twice() -> None:
         hold, recalls, was_lost = new_hold(), [], []
 
         def work() -> None:
-            striker.hold = hold
+            interrupter.hold = hold
             while True:
                 try:
                     while True:
@@ -233,12 +233,12 @@ def test_a_loss_wins_over_a_recall_at_the_same_time(where):
         if len(recalls) > 1:
             errors.append("recalled twice")
 
-    def be_struck_often() -> None:
+    def be_interrupted_often() -> None:
         for _ in range(100):
-            be_struck_twice()
+            be_interrupted_twice()
 
-    with Striker(strike) as striker:
-        in_thread(where, be_struck_often)
+    with Interrupter(interrupt) as interrupter:
+        in_thread(where, be_interrupted_often)
 
     assert errors == []
 
@@ -249,11 +249,11 @@ def test_a_loss_wins_over_a_recall_at_the_same_time(where):
 def test_a_recall_that_the_inner_of_two_guards_does_not_raise_the_outer_raises(where):
     errors: list[str] = []
 
-    def be_struck_once() -> None:
-        hold, told = new_hold(), []
+    def be_interrupted_once() -> None:
+        hold, caught = new_hold(), []
 
         def work() -> None:
-            striker.hold = hold
+            interrupter.hold = hold
             try:
                 Guard((hold,)).run(work_for_a_moment)
                 end = time.monotonic() + 60
@@ -261,24 +261,24 @@ def test_a_recall_that_the_inner_of_two_guards_does_not_raise_the_outer_raises(w
                     do_nothing()
                 errors.append("lost")
             except RecalledError as error:
-                told.append(error)
+                caught.append(error)
                 work_for_a_moment()
 
         try:
             Guard((hold,)).run(work)
         except RecalledError:
-            errors.append("told twice")
-        if len(told) != 1:
-            errors.append(f"told {len(told)} times")
+            errors.append("raised twice")
+        if len(caught) != 1:
+            errors.append(f"raised {len(caught)} times")
         if threading.get_ident() in abort._innermost:
             errors.append("a guard is still there")
 
-    def be_struck_often() -> None:
+    def be_interrupted_often() -> None:
         for _ in range(100):
-            be_struck_once()
+            be_interrupted_once()
 
-    with Striker(Hold.recall) as striker:
-        in_thread(where, be_struck_often)
+    with Interrupter(Hold.recall) as interrupter:
+        in_thread(where, be_interrupted_often)
 
     assert errors == []
 
@@ -297,7 +297,7 @@ def test_an_interruption_where_a_guard_ends_leaves_nothing(monkeypatch, kind, wh
 
     def work() -> None:
         with contextlib.suppress(Interruption):
-            kind.strike(hold)
+            kind.interrupt(hold)
             for _ in range(3000):
                 time.sleep(0.01)
         owner = Guard if part == "_disarm" else type(guard._deliver)
@@ -323,15 +323,15 @@ def test_a_guard_that_interrupts_the_inner_one_where_it_leaves_removes_both(
 ):
     outer, inner, left = new_hold(), Guard((new_hold(),)), []
 
-    def strike(guard: Guard, late: bool) -> None:
+    def interrupt(guard: Guard, late: bool) -> None:
         monkeypatch.undo()
-        kind.strike(outer)
+        kind.interrupt(outer)
         for _ in range(100_000):
             do_nothing()
         guard._leave(late)
 
     def work() -> None:
-        monkeypatch.setattr(Guard, "_leave", strike)
+        monkeypatch.setattr(Guard, "_leave", interrupt)
         inner.run(do_nothing)
 
     def guarded() -> None:
@@ -347,13 +347,13 @@ def test_a_guard_that_interrupts_the_inner_one_where_it_leaves_removes_both(
 @kinds
 def test_an_interruption_that_came_before_the_body_began_is_raised(kind):
     hold = new_hold()
-    kind.strike(hold)
+    kind.interrupt(hold)
 
     with pytest.raises(kind.error):
         Guard((hold,)).run(lambda: time.sleep(60))
 
 
-def test_a_recalled_body_is_not_told_again_by_what_it_calls():
+def test_a_recalled_body_is_not_interrupted_again_by_what_it_calls():
     hold = new_hold()
 
     def clean_up() -> str:
@@ -417,7 +417,7 @@ def test_a_recalled_body_that_loses_its_lock_while_it_cleans_up_ends_with_the_lo
     assert cleaned_up == ["begun"]
 
 
-def test_a_recall_of_what_is_only_to_be_told_is_not_raised():
+def test_a_recall_that_does_not_stop_is_not_raised():
     hold = new_hold()
     hold.stops = False
 
@@ -441,13 +441,13 @@ def test_an_interruption_leaves_no_mutex_locked(monkeypatch, kind, where):
     mutex, inner = threading.Lock(), threading.Lock()
 
     def work(hold: Hold) -> None:
-        striker.hold = hold
+        interrupter.hold = hold
         while True:
             do_nothing()
             with mutex, inner:
                 pass
 
-    def be_struck_often() -> None:
+    def be_interrupted_often() -> None:
         for _ in range(150):
             hold = new_hold()
             with pytest.raises(kind.error):
@@ -457,8 +457,8 @@ def test_an_interruption_leaves_no_mutex_locked(monkeypatch, kind, where):
                     left.append(hold)
                     lock.release()
 
-    with Striker(kind.strike) as striker:
-        in_thread(where, be_struck_often)
+    with Interrupter(kind.interrupt) as interrupter:
+        in_thread(where, be_interrupted_often)
 
     assert left == []
 
@@ -512,7 +512,7 @@ def test_a_loss_ends_a_loop_that_takes_a_mutex_after_each_rest(where):
 
 
 @kinds
-def test_what_was_put_off_and_has_struck_meanwhile_does_not_strike_again(monkeypatch, kind):
+def test_what_was_deferred_and_raised_since_is_not_raised_again(monkeypatch, kind):
     monkeypatch.setattr(abort, "AGAIN", 0.05)
     entered = iter([True])
     monkeypatch.setattr(abort, "LEAVES_MUTEXES", True)
@@ -521,8 +521,8 @@ def test_what_was_put_off_and_has_struck_meanwhile_does_not_strike_again(monkeyp
 
     def work() -> None:
         try:
-            kind.strike(hold)
-            signal.raise_signal(abort.SIGNAL)  # somebody else's, before ours comes again
+            kind.interrupt(hold)
+            signal.raise_signal(abort.SIGNAL)  # other code's, before ours comes again
             time.sleep(60)
         finally:
             until = time.monotonic() + 5 * abort.AGAIN
@@ -544,11 +544,11 @@ def leaves_mutexes(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("leaves_mutexes")
 @kinds
-def test_a_thread_of_python_3_14_is_told_at_its_next_call_of_the_lock(kind):
+def test_a_thread_of_python_3_14_is_interrupted_at_its_next_call_of_the_lock(kind):
     hold, calls = new_hold(), []
 
     def work() -> None:
-        kind.strike(hold)
+        kind.interrupt(hold)
         for _ in range(1000):
             do_nothing()
         calls.append("before")
@@ -558,43 +558,43 @@ def test_a_thread_of_python_3_14_is_told_at_its_next_call_of_the_lock(kind):
     def guarded() -> None:
         with pytest.raises(kind.error):
             Guard((hold,)).run(work)
-        calls.append("told")
+        calls.append("raised")
 
     in_thread("another thread", guarded)
 
-    assert calls == ["before", "told"]
+    assert calls == ["before", "raised"]
 
 
 @pytest.mark.usefixtures("leaves_mutexes")
 def test_a_thread_of_python_3_14_learns_of_a_loss_at_the_end_of_the_body():
-    hold, told = new_hold(), []
+    hold, ended = new_hold(), []
 
     def guarded() -> None:
         with pytest.raises(LockLostError):
             Guard((hold,)).run(lambda: hold.lose("test"))
-        told.append(True)
+        ended.append(True)
 
     in_thread("another thread", guarded)
 
-    assert told
+    assert ended
 
 
 @pytest.mark.usefixtures("leaves_mutexes")
 @pytest.mark.parametrize("part", ["rest", "late"])
 @kinds
-def test_a_thread_of_python_3_14_is_told_by_its_event_loop(kind, part):
-    body, told = InALoop(kind), []
+def test_a_thread_of_python_3_14_is_interrupted_by_its_event_loop(kind, part):
+    body, after = InALoop(kind), []
 
     def guarded() -> None:
         begin = time.monotonic()
         with pytest.raises(kind.error):
             Guard((body.hold,)).run(lambda: asyncio.run(getattr(body, part)()))
-        told.append(time.monotonic() - begin)
+        after.append(time.monotonic() - begin)
 
     in_thread("another thread", guarded)
 
     assert body.cleaned_up
-    assert told[0] < 25
+    assert after[0] < 25
 
 
 def test_a_forked_child_that_leaves_the_body_has_lost_nothing():
@@ -613,25 +613,25 @@ class InALoop:
     def __init__(self, kind: Kind) -> None:
         self.hold = new_hold()
         self.cleaned_up = False
-        self._strike = functools.partial(kind.strike, self.hold)
+        self._interrupt = functools.partial(kind.interrupt, self.hold)
         self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        # Not started by who is struck: Python 3.11 may make a KeyError of what is raised there.
-        threading.Thread(target=self._strike_when_wanted, daemon=True).start()
+        # Not started by the interrupted one: Python 3.11 may make a KeyError of what it raises.
+        threading.Thread(target=self._interrupt_when_wanted, daemon=True).start()
 
-    def _strike_when_wanted(self) -> None:
+    def _interrupt_when_wanted(self) -> None:
         with contextlib.suppress(queue.Empty):
             self._wanted.get(timeout=60)
-            self._strike()
+            self._interrupt()
 
-    def be_struck(self) -> None:
+    def be_interrupted(self) -> None:
         """Be interrupted from outside; ends only by that."""
         self._wanted.put(True)
         end = time.monotonic() + 30
         while time.monotonic() < end:
             pass
 
-    async def be_struck_in_task(self) -> None:
-        self.be_struck()
+    async def be_interrupted_in_task(self) -> None:
+        self.be_interrupted()
 
     async def wait(self) -> None:
         try:
@@ -641,31 +641,31 @@ class InALoop:
             self.cleaned_up = True
 
     async def task(self) -> None:
-        helper = asyncio.create_task(self.be_struck_in_task())
+        helper = asyncio.create_task(self.be_interrupted_in_task())
         await self.wait()
         await helper
 
     async def rest(self) -> None:
-        threading.Timer(0.1, self._strike).start()
+        threading.Timer(0.1, self._interrupt).start()
         await self.wait()
 
     async def late(self) -> None:
-        self._strike()
+        self._interrupt()
         await self.wait()
 
     async def callback(self) -> None:
-        asyncio.get_running_loop().call_soon(self.be_struck)
+        asyncio.get_running_loop().call_soon(self.be_interrupted)
         await self.wait()
 
     async def child(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.be_struck_in_task())
+            group.create_task(self.be_interrupted_in_task())
             await self.wait()
 
     async def parent(self) -> None:
         try:
             async with asyncio.TaskGroup():
-                self.be_struck()
+                self.be_interrupted()
         finally:
             self.cleaned_up = True
 
@@ -680,7 +680,7 @@ def test_an_interruption_ends_the_loop_that_a_body_runs_whatever_that_is_at(
 ):
     """What a helper raises, or a callback, asyncio keeps, and goes on."""
     new_loop = pytest.importorskip(library).new_event_loop
-    told = threading.Event()
+    raised = threading.Event()
 
     def run(main: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -693,10 +693,10 @@ def test_an_interruption_ends_the_loop_that_a_body_runs_whatever_that_is_at(
             Guard((body.hold,)).run(lambda: run(getattr(body, part)()))
         assert body.cleaned_up
         assert time.monotonic() - begin < 25
-        told.set()
+        raised.set()
 
     in_thread(where, guarded)
-    assert told.is_set()
+    assert raised.is_set()
 
 
 def test_a_cancellation_that_has_nothing_to_do_with_a_loss_is_the_body_s():
@@ -713,7 +713,7 @@ def test_an_error_that_comes_with_an_interruption_in_a_group_is_not_hidden(kind)
 
     def work() -> None:
         try:
-            kind.strike(hold)
+            kind.interrupt(hold)
             time.sleep(60)
         except kind.error as error:
             raise BaseExceptionGroup("both", [error, ValueError("other")]) from None

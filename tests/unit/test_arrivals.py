@@ -14,8 +14,8 @@ from celery_distlock.worker.arrival import EXACT_FOR, ArrivalTimes
 def store(monkeypatch):
     store = MemoryStore("memory://", "test")
     store.ahead = 0
-    told = store.time
-    monkeypatch.setattr(store, "time", lambda patience: told(patience) + store.ahead)
+    server_time = store.time
+    monkeypatch.setattr(store, "time", lambda patience: server_time(patience) + store.ahead)
     return store
 
 

@@ -47,7 +47,7 @@ def broker():
         (0, False),
         (3, True),
         (NotFound("there is no such queue"), False),
-        (AccessRefused("nobody may look"), False),
+        (AccessRefused("it must not look"), False),
         (ConnectionError("it is unreachable"), True),
     ],
 )

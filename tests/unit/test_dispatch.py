@@ -1,4 +1,4 @@
-"""Who releases gives the broker a moment to take what that has woken, and then goes on."""
+"""A releaser gives the broker a moment to take what that has woken, and then goes on."""
 
 from __future__ import annotations
 

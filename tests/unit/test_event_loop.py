@@ -130,7 +130,7 @@ def test_what_comes_after_the_end_writes_into_no_other_descriptor(hub):
     calls = LoopCalls(hub, None)
     numbers = set(calls._ends)
     calls.close()
-    ends = os.pipe()  # of somebody who gets the same numbers
+    ends = os.pipe()  # of other code that gets the same numbers
     assert set(ends) == numbers
     os.set_blocking(ends[0], False)
 

@@ -20,7 +20,7 @@ def test_an_execution_id_is_read_as_it_was_written(task_id):
 @pytest.mark.parametrize(
     "text", ["", "run", "a:b:c:d", "a:1:2:3x", "a:1:2:²", f"a:1:2:{'9' * 5000}"]
 )
-def test_of_another_text_what_stands_for_the_id_is_read(text):
+def test_of_another_text_what_replaces_the_id_is_read(text):
     assert ExecutionId.parse(text) == (text.rsplit(":", 3)[0], 0, 0, 0)
 
 

@@ -22,7 +22,7 @@ class Unreadable:
 
 
 def kept(retry: Retry, **facts: Any) -> dict[str, tuple[str, float]]:
-    """Return what is kept of the key "a", for whom, of an attempt that *retry* has sent."""
+    """Return what is kept of the key "a", for which run, of an attempt that *retry* sent."""
     signature = inspect.signature(lambda key, note=None: None)
     rule = KeyRule("{key}", task="work", signature=signature)
     settings = SimpleNamespace(hold_on_retry=True, lease=30.0, on_lost="abort")

@@ -15,13 +15,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
-import celery_distlock.runtime.app  # noqa: F401  # who imports it tells how requests are told apart
+import celery_distlock.runtime.app  # noqa: F401  # it registers how requests are distinguished
 from celery_distlock import Key
 from celery_distlock.arguments import digest
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.keys import DEFAULT_TEMPLATE, KeyRule, as_key, key_of, slot_name
 
-# Hypothesis takes it for the strategies' doing if another thread draws a random number meanwhile.
+# Hypothesis takes it for the strategies' doing if another thread draws a random number then.
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 
 relaxed = settings(deadline=None)  # a busy machine is no failure
@@ -61,7 +61,7 @@ def test_however_a_call_is_written_it_has_one_key(template, args, kwargs):
     assert keys(template, *args, **kwargs) == keys(template, "tee", 1, warehouse="north")
 
 
-def test_a_default_stands_in_the_key():
+def test_a_default_is_in_the_key():
     assert key("{sku}:{quantity}@{warehouse}", "tee") == "tee:1@north"
 
 
@@ -446,7 +446,7 @@ class Model:
 
 
 @pytest.mark.parametrize("value", [Point(1, 2), Jsonable(), Model()])
-def test_an_object_that_tells_its_fields_counts_as_them(value):
+def test_an_object_that_gives_its_fields_counts_as_them(value):
     assert digest(value) == digest({"x": 1, "y": 2})
 
 
@@ -466,7 +466,7 @@ def test_the_refusal_names_the_task_and_the_type():
         keys(DEFAULT_TEMPLATE, object())
 
 
-def test_an_argument_that_cannot_tell_its_fields_is_an_error_of_the_call():
+def test_an_argument_that_cannot_give_its_fields_is_an_error_of_the_call():
     class Broken:
         def __json__(self):
             raise LookupError("row is gone")

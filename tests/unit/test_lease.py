@@ -33,7 +33,7 @@ class Clock:
 
 
 class Renewals(MemoryStore):
-    """Answers renewals as it is told, and keeps what was asked for."""
+    """Answers renewals as a test asks, and keeps what was asked for."""
 
     def __init__(self):
         super().__init__("memory://", "test")
@@ -110,8 +110,8 @@ def test_a_grant_begins_the_hold(hold, events):
     ((_, facts),) = events
     assert (hold.state, hold.held, hold.token, hold.depth) == (HoldState.HELD, True, 7, 1)
     assert names(events) == ["lock_acquired"]
-    told = {"key": "k", "token": 7, "holder": hold.owner, "waited": 0.0, "waited_for": "nothing"}
-    assert facts == {**told, "units": 1, "capacity": 1}
+    base = {"key": "k", "token": 7, "holder": hold.owner, "waited": 0.0, "waited_for": "nothing"}
+    assert facts == {**base, "units": 1, "capacity": 1}
     hold.ensure_held()
 
 
@@ -248,14 +248,14 @@ def test_a_loss_is_reported_once(hold, events, now):
 
 
 def test_a_recall_is_noted_and_reported_once_and_leaves_the_lease(hold, events, now):
-    told = []
-    hold.on_interrupted, hold.stops = told.append, True
+    interrupted = []
+    hold.on_interrupted, hold.stops = interrupted.append, True
     until = now.now + 10.0
 
     hold.renewed(RECALLED, until, 10.0)
     hold.renewed(RECALLED, until, 10.0)
 
-    assert told == [hold]
+    assert interrupted == [hold]
     assert hold.recalled
     assert hold.held
     assert hold.valid_until > until
@@ -266,16 +266,16 @@ def test_a_recall_is_noted_and_reported_once_and_leaves_the_lease(hold, events, 
 
 
 def test_a_recall_of_what_does_not_stop_is_only_noted(hold):
-    told = []
-    hold.on_interrupted = told.append
+    interrupted = []
+    hold.on_interrupted = interrupted.append
 
     hold.recall("asked by an operator")
 
-    assert told == []
+    assert interrupted == []
     assert hold.recalled
     assert hold.interruption() is None
     hold.lose("gone")
-    assert told == [hold]
+    assert interrupted == [hold]
 
 
 @pytest.mark.parametrize("end", [lambda hold: hold.end(), lambda hold: hold.lose("gone")])

@@ -47,7 +47,7 @@ def test_a_header_that_names_the_run_of_another_message_counts_for_nothing():
 
 
 @pytest.mark.parametrize(("identity", "believed"), [("a", True), ("b", False)])
-def test_of_what_names_no_message_its_run_tells_whose_it_is(identity, believed):
+def test_of_what_names_no_message_its_run_shows_whose_it_is(identity, believed):
     """So it was written before headers named their message."""
     parked_before = headers(WAY, id=identity)
     del parked_before[HEADER]["id"]

@@ -111,7 +111,7 @@ def test_a_free_key_is_of_interest_if_it_is_not_as_others_are(facts):
     assert is_of_interest(FREE._replace(**facts))
 
 
-def test_what_is_kept_for_a_task_on_its_way_is_no_hold_of_a_process():
+def test_what_is_kept_for_a_task_in_flight_is_no_hold_of_a_process():
     waking = holder(1)._replace(owner="parked:id:0:0:0", run="id:0:0:0", since=NOW - 99)
     info = lock_info("k", shared(waking, holder(2)))
 
@@ -345,7 +345,7 @@ def test_what_lets_in_sooner_if_a_holder_ends_is_said_to_be_the_latest(change, n
     assert row(state)["notes"].rpartition(", ")[2] == note
 
 
-def test_the_record_tells_times_only_where_there_are_any():
+def test_the_record_shows_times_only_where_there_are_any():
     later = lock_record(lock_info("k", FREE._replace(later=3, due=3.2, opens=0.4)), NOW)
     free = lock_record(lock_info("k", FREE), NOW)
 

@@ -155,7 +155,7 @@ def test_a_script_that_names_other_keys_than_what_it_uses_is_refused(write_scrip
         scripts.load(user)
 
 
-def test_what_a_script_needs_stands_before_it_and_nothing_else_does(write_script):
+def test_what_a_script_needs_comes_before_it_and_nothing_else_does(write_script):
     library = write_script(
         LIBRARY
         + """local OTHER = 'KEY'

@@ -106,14 +106,14 @@ def test_an_exception_in_the_middle_of_a_script_ends_it_and_the_next_is_executed
 
 
 def test_what_a_listener_raises_is_logged_and_keeps_nothing_from_the_others(store, caplog):
-    heard = []
+    received = []
     store._servers.server.keys.subscribe(b"c", lambda message: 1 / 0)
-    store._servers.server.keys.subscribe(b"c", heard.append)
+    store._servers.server.keys.subscribe(b"c", received.append)
     with caplog.at_level(logging.ERROR):
         store._servers.server.do(b"PUBLISH", b"c", b"hello")
         store.inspect("k")
 
-    assert heard == [b"hello"]
+    assert received == [b"hello"]
     assert "failed to take a published message" in caplog.text
 
 

@@ -117,16 +117,16 @@ def envelope():
     return seal(request_of({"id": "1", "task": "work"}, body="[[], {}, {}]"), LockHeader())
 
 
-@pytest.mark.parametrize("told", REFUSALS)
+@pytest.mark.parametrize("reason", REFUSALS)
 def test_what_the_broker_does_not_take_at_one_attempt_is_an_error_of_the_broker(
-    app, refusals, envelope, told
+    app, refusals, envelope, reason
 ):
-    refusals.append(REFUSALS[told])
+    refusals.append(REFUSALS[reason])
 
     with pytest.raises(OperationalError) as raised:
         publish(app, envelope)
 
-    assert broker_reason(raised.value) == told
+    assert broker_reason(raised.value) == reason
 
 
 def test_what_the_broker_does_not_take_is_sent_when_it_does(
@@ -249,14 +249,14 @@ def test_a_message_that_a_dead_letter_exchange_brings_back_is_another_run():
 
 def test_how_often_a_message_was_rejected_is_known_when_it_was_sent_again_and_is_rejected_again():
     rejected = {"reason": "rejected", "queue": "jobs", "count": 1}
-    told = {"x-death": [rejected], "x-first-death-queue": "jobs"}
-    request = request_of({"id": "1", "task": "work", **told}, body="[[], {}, {}]")
+    headers = {"x-death": [rejected], "x-first-death-queue": "jobs"}
+    request = request_of({"id": "1", "task": "work", **headers}, body="[[], {}, {}]")
     before = LockHeader.of(request.__dict__)
 
     message = json.loads(seal(request, before))
-    assert not told.keys() & message["headers"].keys()
+    assert not headers.keys() & message["headers"].keys()
     assert execution_id(message["headers"]) == execution_id(request.__dict__)
-    back = {**message["headers"], "x-death": [rejected]}  # RabbitMQ counts anew
+    back = {**message["headers"], "x-death": [rejected]}  # RabbitMQ counts from 1 again
     assert LockHeader.of(back).deaths == 2
 
 

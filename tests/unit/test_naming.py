@@ -151,8 +151,8 @@ def test_a_task_that_waits_for_its_rate_waits_for_no_holder(caplog):
     report.conflict_ended("is sent again in {delay:.1f} s", "k", first, delay=1.0)
     report.conflict_ended("skipped", "k", Reply(Status.BUSY, 0.0, holder="a"))
 
-    told = [record.getMessage().removeprefix("Task shop.call[id] ") for record in caplog.records]
-    assert told == [
+    logged = [record.getMessage().removeprefix("Task shop.call[id] ") for record in caplog.records]
+    assert logged == [
         "parked: 'k' opens by its rate in 0.4 s; first in line",
         "parked: 'k' opens in 0.4 s; first in line",
         "parked: 'k' has earlier waiters, and a rate; 2 ahead of it",

@@ -1,4 +1,4 @@
-"""Who comes after the unfinished tasks of a key."""
+"""What comes after the unfinished tasks of a key."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_looks_are_rarer_while_nothing_ends(begin, turns, timer):
     assert POLL < timer.pauses[-1] < MAX_POLL
 
 
-# Who fits beside them
+# What fits with them
 
 ANY, THREE = Want(1, 0), Want(1, 3)
 

@@ -74,7 +74,7 @@ def test_the_next_attempt_is_another_owner_so_giving_back_the_first_does_no_harm
 
 
 def test_a_parking_request_is_parked_or_granted_and_never_refused(hold, store):
-    # Whoever asks to be parked relies on being in the queue unless he holds the key.
+    # A caller that asks to be parked relies on being in the queue unless it holds the key.
     reply = acquire(hold, park=ParkRequest(b"envelope"))
 
     assert reply.status in {Status.GRANTED, Status.PARKED}

@@ -93,15 +93,15 @@ def test_a_template_makes_one_key_of_one_value(app, own, lock_key, value):
         app, lock_key, serializer=own, name=f"{own}:{lock_key}"
     )
     try:
-        told = [task.key_for(value)]
+        expected = [task.key_for(value)]
     except LockKeyError as error:
         assert "empty key" in str(error)  # noqa: PT017  # the only one that it may be
         return
 
     found = {each: by_message(task, value, each) for each in SERIALIZERS}
 
-    assert found.pop("pickle") == told
-    assert [each for each in found.items() if each[1] not in (None, told)] == []
+    assert found.pop("pickle") == expected
+    assert [each for each in found.items() if each[1] not in (None, expected)] == []
 
 
 @settings(deadline=None, max_examples=60)
@@ -110,11 +110,11 @@ def test_a_callable_gets_what_the_tasks_serializer_gives(app, value):
     task = app.tasks.get("by_code") or declared(app, lambda value: f"k:{value}", name="by_code")
     if not arrives(value, "json"):  # what it never gets by a message stays as it is
         return
-    told = [task.key_for(value)]
+    expected = [task.key_for(value)]
 
     found = {each: by_message(task, value, each) for each in ("json", "pickle", "msgpack")}
 
-    assert [each for each in found.items() if each[1] not in (None, told)] == []
+    assert [each for each in found.items() if each[1] not in (None, expected)] == []
 
 
 # What is no key
@@ -151,7 +151,7 @@ def test_what_only_looks_like_an_address_is_a_text(app):
     assert declared(app, "bug:{value}").key_for("<A at 0x7f>") == "bug:<A at 0x7f>"
 
 
-def test_an_object_that_says_what_it_is_stands_for_that(app):
+def test_an_object_that_says_what_it_is_counts_as_that(app):
     class Sku:
         def __str__(self) -> str:
             return "tee"
@@ -185,7 +185,7 @@ def test_the_refusal_of_a_digest_names_the_parameter(app):
         task.key_for(Order(7))
 
 
-# What a task tells
+# What a task reports
 
 
 def test_the_key_of_a_plain_template_is_a_text(app):

@@ -44,7 +44,7 @@ def test_a_key_that_is_gone_has_ended_between_two_looks():
     assert grants(history) == [(1, 100.0, 101.0, 103.0)]
 
 
-def test_the_next_grant_tells_when_the_one_before_ended():
+def test_the_next_grant_shows_when_the_one_before_ended():
     history = History()
     history.note_all([held()], 101.0, whole=True)
     history.note_all([held(token=2, since=101.5)], 103.0, whole=True)

@@ -33,7 +33,7 @@ def parker(store):
 
 
 class Backend:
-    """One that sends results to who waits for them, as Celery's RPC backend."""
+    """One that sends results to their waiters, as Celery's RPC backend."""
 
     def __init__(self):
         self.stored = []
@@ -152,7 +152,7 @@ def test_a_failing_backend_and_a_django_without_settings_prevent_no_parking(park
     parked("a", backend=SimpleNamespace())  # it cannot store anything
 
 
-def test_of_the_keys_at_which_it_stood_before_it_names_only_where_it_is_parked_now(store, parker):
+def test_of_the_keys_at_which_it_waited_before_it_names_only_where_it_is_parked_now(store, parker):
     """Its task was deployed with other keys, after the broker got what the store had kept."""
     arrival = arrive("a")
     way = LockHeader(parked_at="former", names=("former", "other"), attempts=1)

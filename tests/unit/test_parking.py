@@ -74,7 +74,7 @@ def arrive(parking):
 def test_none_is_settled_before_an_earlier_one_of_the_same_key(consumer, parking, arrive):
     gate = arrive("earlier", "a", gate=False)
     gate.set()
-    assert consumer.changed.acquire(timeout=30.0)  # it is parked, and the loop has yet to be told
+    assert consumer.changed.acquire(timeout=30.0)  # it is parked, and the loop does not know yet
     parking._thread._patience, parking._thread._no_wait_until = 60.0, 0.0
 
     arrive("later", "a", gate=True)

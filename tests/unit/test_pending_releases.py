@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 
 class Store(MemoryStore):
-    """Does not answer the first releases, if told so, and counts all of them."""
+    """Does not answer the first releases, if so asked, and counts all of them."""
 
     def __init__(self, failures=0):
         super().__init__("memory://", "test")

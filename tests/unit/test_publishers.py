@@ -1,4 +1,4 @@
-"""Who sends what a store has woken: apps come and go, in any thread and in finalizers."""
+"""Senders of what a store has woken: apps come and go, in any thread and in finalizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a retry is due, however it was told."""
+"""When a retry is due, however that was given."""
 
 from __future__ import annotations
 

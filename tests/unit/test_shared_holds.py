@@ -46,7 +46,7 @@ def fork() -> int:
 
 class Child:
     """
-    A forked process that notes and strikes what it is told, until it is killed.
+    A forked process that notes and removes what is ordered, until it is killed.
 
     Attributes:
         pid: Its own.
@@ -67,17 +67,17 @@ class Child:
         self._reader = os.fdopen(self._answers, "r")
         self.reaped = False
 
-    def tell(self, *order: str) -> str:
+    def do(self, *order: str) -> str:
         """Have an order carried out; return the answer, an owner or a pid."""
         os.write(self._orders, json.dumps(order).encode() + b"\n")
         return json.loads(self._reader.readline())
 
     def note(self, *keys: str) -> None:
         for key in keys:
-            self.tell("note", key)
+            self.do("note", key)
 
-    def strike(self, key: str) -> None:
-        self.tell("strike", key)
+    def remove(self, key: str) -> None:
+        self.do("remove", key)
 
     def kill(self, *, reap: bool = True) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -119,7 +119,7 @@ def _serve(ledger: SharedHolds, orders: int, answers: int) -> None:
                 ledger.heartbeat()
         elif verb == "kept":
             answer = ledger.renewed_until(noted[what].owner)
-        elif verb == "strike":
+        elif verb == "remove":
             ledger.erase(noted[what].owner)
         elif verb == "fork":
             answer = os.fork()
@@ -175,7 +175,7 @@ def holder(ledger, child, later):
     """A child that has held "a" for more than half a lease and has not renewed it."""
     one = child()
     one.note("a")
-    one.tell("take", "a")
+    one.do("take", "a")
     assert not list(ledger.stalled())  # seen for the first time
     later(16.0)
     return one
@@ -190,14 +190,14 @@ def test_what_a_child_has_not_renewed_for_half_a_lease_is_neglected(ledger, hold
 def test_what_it_has_held_for_less_is_not(ledger, child, later):
     one = child()
     one.note("a")
-    one.tell("take", "a")
+    one.do("take", "a")
     for _ in range(2):
         assert not list(ledger.stalled())
         later(14.0)
 
 
 def test_what_it_renews_itself_is_not(ledger, holder):
-    holder.tell("beat", "10.0")
+    holder.do("beat", "10.0")
 
     assert not list(ledger.stalled())
 
@@ -212,20 +212,20 @@ def test_what_it_has_asked_for_and_not_got_is_not(ledger, child, later):
 
 def test_what_it_has_asked_for_at_once_counts_as_got_and_is_not_written_again(ledger, child, later):
     one = child()
-    one.tell("ask", "a")
+    one.do("ask", "a")
     assert not list(ledger.stalled())
     later(10.0)
-    one.tell("take", "a")
+    one.do("take", "a")
     later(6.0)
 
     (neglect,) = ledger.stalled()  # had it been written again, that would have been a sign of life
     keep_all(ledger, neglect, clock.monotonic())
 
-    assert one.tell("kept", "a")
+    assert one.do("kept", "a")
 
 
 def test_what_it_is_giving_back_is_not(ledger, holder, later):
-    holder.tell("end", "a")
+    holder.do("end", "a")
     assert not list(ledger.stalled())
     later(16.0)
 
@@ -249,7 +249,7 @@ def test_a_child_believes_what_its_parent_has_renewed(ledger, holder):
 
     keep_all(ledger, neglect, asked_at)
 
-    assert holder.tell("kept", "a") == asked_at + believed(30.0)
+    assert holder.do("kept", "a") == asked_at + believed(30.0)
     assert not list(ledger.stalled())
 
 
@@ -272,7 +272,7 @@ def test_a_child_believes_only_of_what_was_renewed(ledger, child, later):
     one = child()
     for key in "abc":
         one.note(key)
-        one.tell("take", key)
+        one.do("take", key)
     one.note("d")  # asked for
     assert not list(ledger.stalled())
     later(16.0)
@@ -281,7 +281,7 @@ def test_a_child_believes_only_of_what_was_renewed(ledger, child, later):
     ledger.extend(neglect, [0, 2], clock.monotonic())
 
     assert list(neglect.holds) == [0, 1, 2]
-    assert [bool(one.tell("kept", key)) for key in "abcd"] == [True, False, True, False]
+    assert [bool(one.do("kept", key)) for key in "abcd"] == [True, False, True, False]
 
 
 def test_a_child_goes_on_to_believe_it_when_it_writes_again(ledger, holder):
@@ -290,20 +290,20 @@ def test_a_child_goes_on_to_believe_it_when_it_writes_again(ledger, holder):
     keep_all(ledger, neglect, asked_at)
 
     holder.note("b")
-    holder.tell("take", "b")
-    holder.strike("b")
+    holder.do("take", "b")
+    holder.remove("b")
 
-    assert holder.tell("kept", "a") == asked_at + believed(30.0)
+    assert holder.do("kept", "a") == asked_at + believed(30.0)
 
 
 def test_a_child_does_not_believe_it_of_what_it_has_taken_since(ledger, holder):
     (neglect,) = ledger.stalled()
     holder.note("b")
-    holder.tell("take", "b")
+    holder.do("take", "b")
 
     keep_all(ledger, neglect, clock.monotonic())
 
-    assert holder.tell("kept", "a") == holder.tell("kept", "b") == 0.0
+    assert holder.do("kept", "a") == holder.do("kept", "b") == 0.0
 
 
 # What is left of a child
@@ -311,7 +311,7 @@ def test_a_child_does_not_believe_it_of_what_it_has_taken_since(ledger, holder):
 
 def test_what_a_dead_child_noted_is_reported_once(ledger, child):
     one = child()
-    owner = one.tell("note", "a")
+    owner = one.do("note", "a")
     one.note("b")
     one.kill()
 
@@ -322,30 +322,30 @@ def test_what_a_dead_child_noted_is_reported_once(ledger, child):
     assert not list(ledger.reap())
 
 
-def test_what_it_struck_is_not(ledger, child):
+def test_what_it_removed_is_not(ledger, child):
     one = child()
     one.note("a", "b", "c")
-    one.strike("b")
+    one.remove("b")
     one.kill()
 
     assert keys(ledger.reap()) == ["a", "c"]
 
 
-def test_a_child_that_struck_everything_leaves_nothing(ledger, child):
+def test_a_child_that_removed_everything_leaves_nothing(ledger, child):
     one = child()
     one.note("a", "b")
-    one.strike("a")
-    one.strike("b")
+    one.remove("a")
+    one.remove("b")
     one.kill()
 
     assert not list(ledger.reap())
 
 
-def test_a_second_strike_does_nothing(ledger, child):
+def test_a_second_removal_does_nothing(ledger, child):
     one = child()
     one.note("a", "b")
-    one.strike("a")
-    one.strike("a")
+    one.remove("a")
+    one.remove("a")
     one.kill()
 
     assert keys(ledger.reap()) == ["b"]
@@ -372,7 +372,7 @@ def test_children_do_not_mix(ledger, child):
     assert keys(ledger.reap()) == ["kept", "kept too"]
 
 
-# Who is gone
+# Dead processes
 
 
 def test_a_child_that_lives_is_left_alone(ledger, child):
@@ -403,7 +403,7 @@ def test_a_dead_child_need_not_have_been_reaped_and_still_can_be(ledger, child):
 @pytest.mark.parametrize("parent_dies", [False, True])
 def test_a_process_that_a_child_forked_is_left_alone_while_it_lives(ledger, child, parent_dies):
     one = child()
-    grandchild = int(one.tell("fork", "a"))
+    grandchild = int(one.do("fork", "a"))
     try:
         if parent_dies:
             one.kill()
@@ -428,7 +428,7 @@ def test_the_parents_own_notes_are_not_reported(ledger, child):
     ledger.erase(ours.owner)
 
 
-def test_a_child_cannot_strike_its_parents_notes_nor_write_them_as_its_own(ledger):
+def test_a_child_cannot_remove_its_parents_notes_nor_write_them_as_its_own(ledger):
     ours = hold("ours")
     ledger.record(ours)
     pid = fork()
@@ -558,7 +558,7 @@ def test_a_death_at_any_instruction_of_the_first_note_leaves_nothing_or_it(ledge
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-def test_a_death_at_any_instruction_of_a_strike_leaves_the_old_record_or_the_new_one(ledger):
+def test_a_death_at_any_instruction_of_a_removal_leaves_the_old_record_or_the_new_one(ledger):
     def action(begin) -> None:
         ledger.after_fork()
         gone = hold("gone")
@@ -604,19 +604,19 @@ def test_what_a_signal_s_handler_records_at_any_line_of_another_record_is_there(
         status = record_twice(ledger, line)
         assert os.WIFEXITED(status), f"it hangs at line {line}"
         found = sorted(keys(ledger.reap()))
-        if not os.WEXITSTATUS(status):  # the handler was not called any more
+        if not os.WEXITSTATUS(status):  # the handler was no longer called
             assert line > 20
             return
         assert found == ["first", "handler"], line
     raise AssertionError("it has no end")
 
 
-def strike_and_record(ledger, moment: int, renewed: str) -> int:
+def remove_and_record(ledger, moment: int, renewed: str) -> int:
     """
-    Fork one that strikes a hold, and records another in a long handler.
+    Fork one that removes a hold, and records another in a long handler.
 
     That comes at a *moment* when one can: as a function begins or ends. What has the key *renewed*
-    is renewed for it meanwhile.
+    is renewed for it in between.
 
     Returns:
         0 if the handler was not called, 1 if just that is believed then, else another number.
@@ -625,7 +625,7 @@ def strike_and_record(ledger, moment: int, renewed: str) -> int:
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     signal.alarm(30)
-    left, expected, struck, other = moment, 0.0, hold("struck"), hold("handler")
+    left, expected, removed, other = moment, 0.0, hold("removed"), hold("handler")
 
     def handle() -> None:
         nonlocal expected
@@ -651,9 +651,9 @@ def strike_and_record(ledger, moment: int, renewed: str) -> int:
     status = 2
     try:
         ledger.after_fork()
-        ledger.record(struck)
+        ledger.record(removed)
         sys.settrace(trace)
-        ledger.erase(struck.owner)
+        ledger.erase(removed.owner)
         sys.settrace(None)
         if ledger.renewed_until(other.owner) == expected:
             status = int(left < 0)
@@ -661,12 +661,12 @@ def strike_and_record(ledger, moment: int, renewed: str) -> int:
         os._exit(status)
 
 
-@pytest.mark.parametrize("renewed", ["struck", "handler"])
+@pytest.mark.parametrize("renewed", ["removed", "handler"])
 def test_what_is_renewed_while_a_signal_s_handler_lasts_is_what_is_believed(ledger, renewed):
     for moment in range(200):
-        status = strike_and_record(ledger, moment, renewed)
+        status = remove_and_record(ledger, moment, renewed)
         list(ledger.reap())
-        if not status:  # the handler was not called any more
+        if not status:  # the handler was no longer called
             assert moment > 8
             return
         assert status == 1, moment
@@ -728,7 +728,7 @@ def test_a_page_shows_nothing_of_its_former_owner(ledger, child):
 
     after = child()
     after.note("d")
-    after.strike("d")
+    after.remove("d")
     after.kill()
     assert not list(ledger.reap())
 
@@ -740,7 +740,7 @@ def test_a_child_without_a_free_page_goes_on_without(monkeypatch, child):
     try:
         for number, each in enumerate(children):
             each.note(str(number), f"{number} again")
-            each.strike(str(number))
+            each.remove(str(number))
             each.kill()
         assert keys(small.reap()) == ["0 again", "1 again"]
 
@@ -787,12 +787,12 @@ def test_a_key_that_is_longer_than_a_page_is_noted_by_the_name_of_its_records(le
     assert (short, slot_name(long)) == ("a", slot_name(key))
 
 
-def test_too_much_for_a_page_is_left_to_the_leases_until_it_is_struck(ledger, child, small_page):
+def test_too_much_for_a_page_is_left_to_the_leases_until_it_is_removed(ledger, child, small_page):
     one = child()
     one.note("a", "b" * 150)
     two = child()
     two.note("c", "d" * 150)
-    two.strike("d" * 150)
+    two.remove("d" * 150)
     one.kill()
     two.kill()
 
@@ -808,7 +808,7 @@ def test_what_just_fits_a_page_is_kept_whole_in_either_half(ledger, child, small
             key = str(number) * longest
             one.note(key)
             if number < 2:
-                one.strike(key)
+                one.remove(key)
         one.kill()
         assert keys(ledger.reap()) == ["2" * longest]
         neighbour.kill()

@@ -1,4 +1,4 @@
-"""One connection carries the grants for all who wait in a process."""
+"""One connection carries the grants for all waiters of a process."""
 
 from __future__ import annotations
 

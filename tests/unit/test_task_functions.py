@@ -314,9 +314,9 @@ def test_a_function_whose_body_runs_after_its_call_is_refused(app, kind):
     ) as it:
         declare(app, LATER[kind], bind="bound" in kind)
 
-    told = str(it.value)
-    assert "key would be released before" in told
-    assert ("asyncio.run" in told and "AsyncLock" in told) or "list" in told
+    message = str(it.value)
+    assert "key would be released before" in message
+    assert ("asyncio.run" in message and "AsyncLock" in message) or "list" in message
 
 
 def test_it_is_refused_with_pydantic_as_well(app):

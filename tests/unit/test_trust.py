@@ -61,9 +61,9 @@ def envelope(task="reserve", way=WAY, **other) -> bytes:
     return json.dumps(message).encode()
 
 
-def refusal(app, told: bytes, name="sku", run="i:0:0:0") -> Reason | None:
+def refusal(app, message: bytes, name="sku", run="i:0:0:0") -> Reason | None:
     try:
-        Runtime.of(app).trust.check(WokenTask(name, run, told))
+        Runtime.of(app).trust.check(WokenTask(name, run, message))
     except RefusedError as error:
         return error.reason
     return None
@@ -173,7 +173,7 @@ def test_a_queue_by_its_alias_is_no_name_of_a_queue_at_the_broker(new_app):
     assert not knows(app, "", "alias")
 
 
-def test_a_secret_vouches_for_a_queue_and_not_for_what_tells_workers_what_to_do(new_app):
+def test_a_secret_vouches_for_a_queue_and_not_for_what_controls_workers(new_app):
     app = new_app()
 
     assert knows(app, "", "ad-hoc", signed=True)
@@ -249,10 +249,10 @@ def test_content_is_accepted_as_kombu_accepts_it(new_app, accepted, content_type
         ),
     ).map(lambda made: json.dumps(made).encode())
 )
-def test_whatever_lies_there_is_refused_and_nothing_else_is_raised(told):
+def test_whatever_lies_there_is_refused_and_nothing_else_is_raised(message):
     app = Celery("shop", broker="memory://", set_as_current=False)
 
-    assert refusal(app, told) is not None
+    assert refusal(app, message) is not None
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_a_million_refusals_are_not_a_million_lines(new_app, caplog):
 
 @pytest.fixture
 def release_one(new_app, monkeypatch):
-    """Park an envelope, have its turn come, and return what the store was told of it."""
+    """Park an envelope, have its turn come, and return what was reported of it to the store."""
 
-    def make(told: bytes, app: Celery | None = None) -> str:
+    def make(message: bytes, app: Celery | None = None) -> str:
         app = app or new_app()
         app.conf.distlock_prefix = str(uuid.uuid4())
         monkeypatch.setattr(queue_store, "_complaints", Complaints())
@@ -296,7 +296,7 @@ def release_one(new_app, monkeypatch):
         for name in ("mark_published", "mark_left"):
             monkeypatch.setattr(store.parking, name, lambda _, name=name: noted.append(name))
         store.acquire(AcquireRequest("sku", "somebody", 60.0))
-        store.acquire(AcquireRequest("sku", "o", 60.0, queue=ParkRequest(told), run="i:0:0:0"))
+        store.acquire(AcquireRequest("sku", "o", 60.0, queue=ParkRequest(message), run="i:0:0:0"))
         store.publishers.deliver(store.release(ReleaseRequest("sku", "somebody")).wake)
         return " ".join(noted)
 
@@ -370,19 +370,19 @@ def test_what_can_be_sent_is(release_one):
 @settings(deadline=None)
 @given(st.text(), st.text(), st.binary())
 def test_what_was_signed_is_known_to_be_and_stays_what_it_is(name, run, body):
-    told = json.dumps({"body": base64.b64encode(body).decode()}).encode()
-    signed = sign(SECRET, name, run, told)
+    message = json.dumps({"body": base64.b64encode(body).decode()}).encode()
+    signed = sign(SECRET, name, run, message)
 
-    assert json.loads(signed)["body"] == json.loads(told)["body"]
+    assert json.loads(signed)["body"] == json.loads(message)["body"]
     assert is_signed(signed)
     assert is_signed_with([OTHER, SECRET], name, run, signed)
     assert not is_signed_with([OTHER], name, run, signed)
-    assert not is_signed(told)
-    assert not is_signed_with([SECRET], name, run, told)
+    assert not is_signed(message)
+    assert not is_signed_with([SECRET], name, run, message)
 
 
 @pytest.mark.parametrize(
-    ("name", "run", "told"),
+    ("name", "run", "message"),
     [
         ("other", "run", None),
         ("key", "other", None),
@@ -391,9 +391,9 @@ def test_what_was_signed_is_known_to_be_and_stays_what_it_is(name, run, body):
         ("key", "run", b"e31="),
     ],
 )
-def test_a_signature_is_of_one_message_of_one_run_of_one_key(name, run, told):
+def test_a_signature_is_of_one_message_of_one_run_of_one_key(name, run, message):
     signed = sign(SECRET, "key", "run", ENVELOPE)
-    moved = signed if told is None else signed.replace(b"e30=", told)
+    moved = signed if message is None else signed.replace(b"e30=", message)
 
     assert not is_signed_with([SECRET], name, run, moved)
 
@@ -422,8 +422,8 @@ def signed_by(secret: str) -> bytes:
 def test_with_a_secret_only_what_is_signed_is_sent(new_app, secrets, right, wrong):
     app = new_app() if secrets is None else new_app(distlock_secret=secrets)
 
-    assert [refusal(app, told) for told in right] == [None] * len(right)
-    assert [refusal(app, told) for told in wrong] == [Reason.SIGNATURE] * len(wrong)
+    assert [refusal(app, message) for message in right] == [None] * len(right)
+    assert [refusal(app, message) for message in wrong] == [Reason.SIGNATURE] * len(wrong)
 
 
 def test_the_first_secret_signs(new_app):

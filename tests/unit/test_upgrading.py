@@ -75,7 +75,7 @@ def test_a_downgrade_leaves_what_was_had_before(new_hold, store, key, want, slot
 
 @pytest.fixture
 def late(monkeypatch):
-    """What is to be done in the background, and is not done yet."""
+    """What must be done in the background, and is not done yet."""
     calls = []
     monkeypatch.setattr(upgrading._background, "submit", calls.append)
     return calls

@@ -1,4 +1,4 @@
-"""What a grant wakes beside it is sent, as what a release wakes is."""
+"""What a grant wakes in addition is sent, as what a release wakes is."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Asking(MemoryStore):
 
 
 @pytest.mark.parametrize(("lease", "within"), [(60.0, 1.0), (1.5, 0.5)])
-def test_one_renewal_tells_a_holder_to_leave_within_a_second_or_a_third(monkeypatch, lease, within):
+def test_one_renewal_asks_a_holder_to_leave_within_a_second_or_a_third(monkeypatch, lease, within):
     now = clock.monotonic()
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     store, dog = Asking(), Watchdog()
@@ -103,16 +103,16 @@ def test_no_renewal_is_waited_for_longer_than_the_shortest_lease_can_bear(due):
 
 def test_short_holds_that_have_gone_do_not_wake_it_again_and_again(monkeypatch):
     store, dog = Patience(), Watchdog()
-    notify, told = dog._changed.notify, []
-    monkeypatch.setattr(dog._changed, "notify", lambda: (told.append(1), notify()))
+    notify, notified = dog._changed.notify, []
+    monkeypatch.setattr(dog._changed, "notify", lambda: (notified.append(1), notify()))
     hold = held(store, 60.0)
 
     for _ in range(200):
         dog.watch(hold)
         dog.forget(hold)
-        time.sleep(0)  # it may look meanwhile
+        time.sleep(0)  # it may look in between
 
-    assert 0 < len(told) < 50  # for each that would be due before all others
+    assert 0 < len(notified) < 50  # for each that would be due before all others
     assert store.timeouts == []
 
 
@@ -216,7 +216,7 @@ def test_leases_are_renewed_after_what_a_log_s_handler_has_raised():
 
 @pytest.mark.usefixtures("broken_log")
 def test_a_loss_is_reported_to_the_holder_though_a_log_s_handler_raises():
-    told: list[Hold] = []
+    interrupted: list[Hold] = []
 
     def log(*_: object, **__: object) -> None:
         logging.getLogger("celery_distlock").warning("lost")
@@ -224,23 +224,23 @@ def test_a_loss_is_reported_to_the_holder_though_a_log_s_handler_raises():
     store, dog = Patience(), Watchdog()
     holds = [held(store, 0.3), held(store, 0.4)]
     for hold in holds:
-        hold.on_event, hold.on_interrupted = log, told.append
+        hold.on_event, hold.on_interrupted = log, interrupted.append
         dog.watch(hold)
 
-    wait_until(lambda: len(told) == 2, what="both losses")
+    wait_until(lambda: len(interrupted) == 2, what="both losses")
 
 
 def test_a_loss_is_reported_to_the_holder_though_a_receiver_of_its_signal_hangs():
-    told: list[Hold] = []
+    interrupted: list[Hold] = []
     gate = threading.Event()
     store, dog = Patience(), Watchdog()
     hold = held(store, 0.3)
-    hold.on_event, hold.on_interrupted = lambda *_, **__: gate.wait(60.0), told.append
+    hold.on_event, hold.on_interrupted = lambda *_, **__: gate.wait(60.0), interrupted.append
 
     dog.watch(hold)
 
     try:
-        wait_until(lambda: told == [hold], what="the loss")
+        wait_until(lambda: interrupted == [hold], what="the loss")
     finally:
         gate.set()
 
@@ -252,16 +252,16 @@ def test_a_loss_is_reported_to_the_holder_though_a_renewal_hangs_beyond_its_pati
             gate.wait(60.0)  # as for the server's address, which has no time limit
             return super().renew(holds, timeout)
 
-    told: list[Hold] = []
+    interrupted: list[Hold] = []
     gate = threading.Event()
     store, dog = Resolving(), Watchdog()
     holds = [held(store, 0.3), held(store, lease)]
     for hold in holds:
-        hold.on_interrupted = told.append
+        hold.on_interrupted = interrupted.append
         dog.watch(hold)
 
     try:
-        wait_until(lambda: len(told) == 2, what="both losses")
+        wait_until(lambda: len(interrupted) == 2, what="both losses")
     finally:
         gate.set()
 
@@ -347,14 +347,14 @@ def test_leases_are_renewed_while_a_receiver_of_their_signals_hangs(hanging):
 
 
 def test_losses_are_reported_to_the_holders_while_receivers_and_the_log_hang(hanging):
-    told: list[Hold] = []
+    interrupted: list[Hold] = []
     store, dog = Patience(), Watchdog()
     holds = [held(store, lease) for lease in (0.3, 0.6)]
     for hold in holds:
-        hold.on_event, hold.on_interrupted = lambda *_, **__: hanging.wait(60.0), told.append
+        hold.on_event, hold.on_interrupted = lambda *_, **__: hanging.wait(60.0), interrupted.append
         dog.watch(hold)
 
-    wait_until(lambda: told == holds, what="both losses")
+    wait_until(lambda: interrupted == holds, what="both losses")
 
 
 def test_the_report_of_a_hold_does_not_keep_it(hanging):
@@ -382,13 +382,13 @@ def away():
 
 
 def test_a_loss_is_reported_to_the_holder_while_the_log_hangs_at_the_stores_report(hanging, away):
-    told: list[Hold] = []
+    interrupted: list[Hold] = []
     dog, hold = Watchdog(), held(away, 0.6)
-    hold.on_interrupted = told.append
+    hold.on_interrupted = interrupted.append
 
     dog.watch(hold)
 
-    wait_until(lambda: told == [hold], what="the loss")
+    wait_until(lambda: interrupted == [hold], what="the loss")
 
 
 @pytest.mark.usefixtures("broken_log")

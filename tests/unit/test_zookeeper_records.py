@@ -1,4 +1,4 @@
-"""What somebody else has written among a ZooKeeper's nodes is told from what is ours."""
+"""What other software has written among a ZooKeeper's nodes is not taken for ours."""
 
 from __future__ import annotations
 

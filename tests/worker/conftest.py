@@ -86,7 +86,7 @@ class Locks:
             assert client.delete(self.record(key)) == 1
 
     def wait_settled(self, key: str, task_id: str) -> None:
-        """Wait until the store has been told that all is done about *task_id*."""
+        """Wait until the store knows that all is done about *task_id*."""
         record = self.record(key, "done")
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
             wait_until(
@@ -94,7 +94,7 @@ class Locks:
             )
 
     def forget_channel(self, key: str) -> None:
-        """Make who is parked come by the broker, as if no worker could take it from its channel."""
+        """Make what is parked come by the broker, as if no worker could take it by its channel."""
         tasks = self.record(key, "tasks")
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
             for run, of in parked_runs.records(client, tasks).items():
@@ -122,7 +122,7 @@ class Site(Locks):
         return self.tasks.journal
 
     def unread(self) -> int:
-        """How many messages stand in the broker's queue."""
+        """How many messages are in the broker's queue."""
         with redis.Redis.from_url(self.env["DISTLOCK_TEST_BROKER"]) as client:
             return client.llen(f"{self.env['DISTLOCK_TEST_PREFIX']}:broker:celery")
 
@@ -150,7 +150,7 @@ def opened(name: str, env: dict[str, str]) -> Iterator[Site]:
 
 @contextmanager
 def loaded(name: str, env: dict[str, str]) -> Iterator[Site]:
-    """The app module *name*, imported anew for the broker and prefix that *env* names."""
+    """The app module *name*, imported again for the broker and prefix that *env* names."""
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in env.items():
             patch.setenv(variable, value)
@@ -244,7 +244,7 @@ def start(bare_site: Site, tmp_path: Path) -> Iterator[Callable[..., WorkerProce
 
 @pytest.fixture(autouse=True)
 def _show_logs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Of a test that fails, show what its module's workers logged meanwhile."""
+    """Of a test that fails, show what its module's workers logged."""
     workers: list[WorkerProcess] = []
     if "site" in request.fixturenames:
         workers = request.getfixturevalue("site").workers

@@ -1,4 +1,4 @@
-"""Somebody who may write to the lock store, and to nothing else."""
+"""An intruder that may write to the lock store, and to nothing else."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Intruder:
         return run
 
     def parked(self, key: str) -> dict[str, bytes]:
-        """What is parked at *key* or on its way: envelopes by their runs."""
+        """What is parked at *key* or in flight: envelopes by their runs."""
         return parked_runs.envelopes(self._client, f"{self.prefix}:{{{key}}}:tasks")
 
     def wait_left(self, key: str, run: str, times: int = 3) -> None:

@@ -1,4 +1,4 @@
-"""A queue that a running worker is told to consume, which its pool's processes do not know."""
+"""A queue that a running worker is asked to consume, which its pool's processes do not know."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def test_a_task_that_comes_by_it_comes_again(site, key, policy):
     queue = f"queue-{key}"
     where = queue, exchange.name, "topic", "orders.#"
 
-    def told() -> object:  # again, if it did not listen yet
+    def consumes() -> object:  # again, if it did not listen yet
         return site.app.control.add_consumer(*where, destination=[worker.name], reply=True)
 
-    wait_until(told, what="the worker to be told")
+    wait_until(consumes, what="the worker to consume it")
     wait_until(
         lambda: site.store.channels.find_channels([queue]), timeout=30.0, what="it to be consumed"
     )

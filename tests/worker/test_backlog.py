@@ -48,7 +48,7 @@ def ready(site: Site) -> int:
 
 
 def coming(site: Site, key: str) -> dict[bytes, float]:
-    """The times (s, from now) at which what is on its way for keys of *key* is looked for."""
+    """The times (s, from now) at which what is in flight for keys of *key* is looked for."""
     with client_of(site) as client:
         found: dict[bytes, float] = {}
         for record in client.scan_iter(f"{site.env['DISTLOCK_TEST_PREFIX']}:lock:{{{key}:*:woken"):
@@ -57,7 +57,7 @@ def coming(site: Site, key: str) -> dict[bytes, float]:
 
 
 def let_pass(site: Site, key: str, seconds: float) -> None:
-    """Let so much time pass in the store, and what is due meanwhile be found by sweeps."""
+    """Let so much time pass in the store, and what is due by then be found by sweeps."""
     left = seconds
     while left > 0:
         step = min(left, 600.0)
@@ -96,7 +96,7 @@ def publish(site: Site, key: str, kind: str, many: int) -> None:
 
 
 def wait_empty(site: Site, key: str) -> None:
-    """Wait until nothing is with the broker, or on its way."""
+    """Wait until nothing is with the broker, or in flight."""
     site.tasks.plain.delay(f"{key}:last", 0)
     site.journal.wait(f"{key}:last")
     wait_until(lambda: not ready(site) and not coming(site, key), what="the end of all")
@@ -196,7 +196,7 @@ def test_many_calls_that_are_due_at_once_are_pushed_to_no_worker_that_is_full(si
         channels = site.store.channels.find_channels
         wait_until(
             lambda: (found := channels(["celery"])) and not found[0].free,
-            what="the worker to tell that it is full",
+            what="the worker to report that it is full",
         )
         received = site.log().count("received")
 

@@ -80,9 +80,9 @@ def test_a_body_whose_coroutine_a_base_runs_after_the_lock_is_an_error_in_the_lo
     task = site.tasks.runs_coroutines["before"]
     assert task.delay(key).get(timeout=30) is False  # the key is free when it runs
 
-    told = "Task coroutines_before["
-    site.workers[0].wait_log(told)
-    line = next(each for each in site.log().splitlines() if told in each and "ERROR" in each)
+    message = "Task coroutines_before["
+    site.workers[0].wait_log(message)
+    line = next(each for each in site.log().splitlines() if message in each and "ERROR" in each)
     assert "has returned a coroutine" in line
     assert "WITHOUT the lock" in line
 

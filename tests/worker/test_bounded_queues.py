@@ -56,10 +56,10 @@ def test_a_message_for_a_full_queue_fails_where_it_runs(site, key):
 
 
 def test_receivers_are_notified_of_a_call_that_is_refused(site, key):
-    told = []
+    notified = []
 
     def note(sender, key, task_id, **_):
-        told.append((sender.name, key, task_id))
+        notified.append((sender.name, key, task_id))
 
     task_refused.connect(note)
     try:
@@ -70,7 +70,7 @@ def test_receivers_are_notified_of_a_call_that_is_refused(site, key):
     finally:
         task_refused.disconnect(note)
 
-    assert told == [("work_of_two", key, "refused")]
+    assert notified == [("work_of_two", key, "refused")]
     for result in waiting:
         result.get(timeout=30)
 

@@ -260,7 +260,7 @@ def test_a_second_delivery_is_not_run_during_the_first(site, key):
     site.journal.wait(f"begun:{key}")
 
     deliver_again(site, message_of(site, first.id))
-    wait_until(lambda: f"use_late[{first.id}] deferred" in site.log(), what="it to be set aside")
+    wait_until(lambda: f"use_late[{first.id}] deferred" in site.log(), what="it to be deferred")
     other = site.tasks.use_late.delay(key, gate=f"{key}:other")
     site.journal.wait(f"begun:{key}:other")  # there is room for one more
     for gate in (key, f"{key}:other"):

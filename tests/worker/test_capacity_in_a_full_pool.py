@@ -1,4 +1,4 @@
-"""A pool without a free place, and keys that several may have: who is skipped, and who waits."""
+"""A pool without a free place, and keys that several may have: what is skipped, and what waits."""
 
 from __future__ import annotations
 

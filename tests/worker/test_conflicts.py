@@ -100,7 +100,7 @@ def test_200_tasks_on_one_key_are_delivered_twice_each_at_most(site, key, way):
     received = Counter(re.findall(r"count\[([0-9a-f-]+)\] received", site.log()))
     times = [received[result.id] for result in results]
     assert min(times) > 0
-    # While a worker stands still for a moment, the one that is on its way comes by the broker, too.
+    # While a worker is stopped for a moment, the one that is in flight comes by the broker, too.
     assert sum(max(0, each - 2) for each in times) <= 10
     assert site.journal.get(key) == 200
     assert site.journal.read(f"{key}:overlaps") == []

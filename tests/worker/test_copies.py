@@ -31,12 +31,12 @@ def test_each_worker_sends_again_its_own_copy_alone(site, key):
 
 
 def consume(site, worker: str, queue: str, exchange: Exchange) -> None:
-    def told() -> object:  # again, if it did not listen yet
+    def consumes() -> object:  # again, if it did not listen yet
         return site.app.control.add_consumer(
             queue, exchange.name, "fanout", "all", destination=[worker], reply=True
         )
 
-    wait_until(told, what=f"{worker} to be told")
+    wait_until(consumes, what=f"{worker} to consume it")
     wait_until(
         lambda: site.store.channels.find_channels([queue]), timeout=30.0, what="it to be consumed"
     )

@@ -174,7 +174,7 @@ def test_parked_tasks_run_elsewhere_when_the_holders_worker_vanishes(pair, key):
     assert sorted(pair.journal.read(key)[1:]) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_worker_that_stands_still_loses_its_key_and_notices(pair, key):
+def test_a_suspended_worker_loses_its_key_and_notices(pair, key):
     result = pair.tasks.catch_loss.delay(key)
     (token,) = pair.journal.wait(key)
     stopped = worker_of(pair, int(pair.look(key).owner.split("|")[1]))

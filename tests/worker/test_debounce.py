@@ -66,16 +66,16 @@ def test_a_call_while_it_runs_is_not_lost(site, key):
     assert site.journal.read(key) == ["first", 2]
 
 
-def test_a_call_that_is_waited_for_by_its_id_is_not_put_off(site, key):
+def test_a_call_that_is_waited_for_by_its_id_is_not_deferred(site, key):
     task = site.tasks.work_once["debounce"]
     begin = time.monotonic()
-    put_off = task.delay(key, "put off")
+    deferred = task.delay(key, "deferred")
 
     task.apply_async((key, "mine"), task_id=f"mine-{key}").get(timeout=30)
 
-    put_off.get(timeout=30)
+    deferred.get(timeout=30)
     assert time.monotonic() - begin >= DELAY - 0.1
-    assert site.journal.read(key) == ["mine", "put off"]
+    assert site.journal.read(key) == ["mine", "deferred"]
 
 
 @pytest.mark.parametrize("rule", ["bounded", "leading"])

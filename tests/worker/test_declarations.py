@@ -232,7 +232,7 @@ def test_wrong_annotations_are_refused(app):
         app.finalize()
 
 
-def test_settings_may_stand_in_a_namespace(make_app):
+def test_settings_may_be_in_a_namespace(make_app):
     app = make_app()
     url = f"memory://{uuid.uuid4().hex}"
     source = {"CELERY_DISTLOCK_LEASE": 7, "CELERY_DISTLOCK_URL": url}
@@ -371,8 +371,8 @@ def test_a_task_may_have_any_name(app, name):
 
 @pytest.mark.parametrize("wrong", [None, "shop", Celery])
 def test_only_an_app_can_be_installed(wrong):
-    told = re.escape(f"takes the Celery app of the tasks, not {wrong!r}")
-    with pytest.raises(ConfigurationError, match=told):
+    words = re.escape(f"takes the Celery app of the tasks, not {wrong!r}")
+    with pytest.raises(ConfigurationError, match=words):
         install(wrong)
 
 
@@ -599,7 +599,7 @@ def test_a_wrong_declaration_is_refused_whenever_the_task_is_used(app):
 def test_a_task_whose_declaration_was_interrupted_is_locked_when_it_is_used_again(app, monkeypatch):
     task = app.task(base=LockedTask, bind=True, lock_lease=25)(remaining)
     with monkeypatch.context() as patch:
-        patch.setattr(Runtime, "declare", Mock(side_effect=TimeoutError))  # of who waits for it
+        patch.setattr(Runtime, "declare", Mock(side_effect=TimeoutError))  # of its waiters
         with pytest.raises(TimeoutError):
             task()
 

@@ -82,7 +82,7 @@ def test_a_worker_of_another_queue_is_given_nothing(bare_site, start, key):
 
     notes = site.journal.wait(key, 3)
 
-    assert {who for *_, who in notes} == {new.name}
+    assert {worker for *_, worker in notes} == {new.name}
 
 
 def test_a_worker_that_consumes_a_queue_no_more_is_given_nothing_of_it(bare_site, start, key):
@@ -102,7 +102,7 @@ def test_a_worker_that_consumes_a_queue_no_more_is_given_nothing_of_it(bare_site
 
     notes = site.journal.wait(key, 3)
 
-    assert {who for *_, who in notes} == {new.name}
+    assert {worker for *_, worker in notes} == {new.name}
 
 
 def test_a_queue_without_a_consumer_keeps_its_tasks_for_a_later_one(bare_site, start, key):
@@ -117,7 +117,7 @@ def test_a_queue_without_a_consumer_keeps_its_tasks_for_a_later_one(bare_site, s
     new = start(args=["-Q", "other"])
     notes = site.journal.wait(key, 3)
 
-    assert {who for *_, who in notes} == {new.name}
+    assert {worker for *_, worker in notes} == {new.name}
 
 
 def test_what_a_full_worker_cannot_begin_is_begun_by_one_that_has_a_free_slot(
@@ -173,7 +173,7 @@ def test_what_waits_in_a_worker_that_dies_is_begun_by_another(bare_site, start, 
 
 
 @pytest.mark.faults
-def test_a_worker_that_stands_still_costs_its_parked_tasks_one_wait(bare_site, start, key):
+def test_a_suspended_worker_costs_its_parked_tasks_one_wait(bare_site, start, key):
     site = bare_site
     with site.held(key):
         still = start()
@@ -207,7 +207,7 @@ def test_what_a_worker_does_not_know_comes_to_one_that_does(bare_site, start, ke
 def test_a_late_acknowledged_task_whose_key_a_deploy_has_changed_outlives_its_process(
     bare_site, start, key, moved
 ):
-    """It was parked at the key of before, where nobody keeps it while it runs."""
+    """It was parked at the key of before, where nothing keeps it while it runs."""
     site, new = bare_site, {MOVED: moved}
     with site.held(key):
         old = start()

@@ -17,15 +17,15 @@ SOON = 1.0
 
 
 def send_for(site, key, seconds: float):
-    """Send a task that tells when it runs; return it and its time, when the worker has it."""
+    """Send a task that reports when it runs; return it and its time, when the worker has it."""
     eta = datetime.now(UTC) + timedelta(seconds=seconds)
-    result = site.tasks.tell_time.apply_async((key,), eta=eta)
+    result = site.tasks.report_time.apply_async((key,), eta=eta)
     site.workers[0].wait_log(f"[{result.id}] received")
     return result, eta.timestamp()
 
 
 def check_free(site, key) -> None:
-    """Nobody holds the key or waits for it, and it is to be had."""
+    """The key has neither holder nor waiter, and is granted."""
     state = site.look(key)
     assert (state.token, state.waiting) == (0, 0)
     assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
@@ -68,13 +68,13 @@ def test_a_task_with_an_eta_runs_then_and_not_before(site, key, busy):
 
 def test_a_woken_task_whose_eta_is_over_begins_before_what_was_fetched(site, key):
     with site.held(key):
-        woken = site.tasks.tell_time.apply_async((key,), countdown=0.1)
+        woken = site.tasks.report_time.apply_async((key,), countdown=0.1)
         site.wait_queued(key)
         gates = [f"{key}:{n}" for n in range(2)]
         busy = [site.tasks.work_requeue.delay(gate, None, gate) for gate in gates]
         for gate in gates:
             site.journal.wait(gate)
-        fetched = [site.tasks.tell_time.delay(f"{key}:fetched:{n}") for n in range(2)]
+        fetched = [site.tasks.report_time.delay(f"{key}:fetched:{n}") for n in range(2)]
         for result in fetched:
             site.workers[0].wait_log(f"[{result.id}] received")
     wait_until(

@@ -1,4 +1,4 @@
-"""The worker's main process waits for nothing but its own, whoever of its neighbours hangs."""
+"""The worker's main process waits for nothing but its own, whichever of its neighbours hangs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(private_server, tmp_path):
             }
             env["DISTLOCK_TEST_PREFIX"] = servers.new_prefix()
             site = stack.enter_context(opened("tests.apps.neighbours", env))
-            # Whoever sends would subscribe to the result, and hang in this process.
+            # A sender would subscribe to the result, and hang in this process.
             site.app.backend.on_task_call = lambda *_: None
             return stack.enter_context(staffed(site, tmp_path, [{"pool": pool, "concurrency": 4}]))
 
@@ -200,8 +200,8 @@ def test_a_lock_is_released_by_remote_control_though_the_store_takes_its_time(st
         with proxy.holding("release", executed=False) as held:
             control = site.app.control
             how = {"arguments": {"key": key}, "reply": True, "limit": 1, "timeout": 60.0}
-            (told,) = control.broadcast("release_lock", **how)
-            assert "keeps trying" in told[site.workers[0].name]["error"]
+            (reply,) = control.broadcast("release_lock", **how)
+            assert "keeps trying" in reply[site.workers[0].name]["error"]
             held.wait()
             assert_awake(site, f"{key}-unlocked")
         site.wait_free(key)

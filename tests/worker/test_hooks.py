@@ -32,9 +32,9 @@ TASKS = {
 }
 
 
-def told(site, result, expected):
+def noted(site, result, expected):
     """Wait for as many notes of hooks and signals as are *expected*, and return them in order."""
-    return site.journal.wait(f"told:{result.id}", sum(map(len, expected)), timeout=60)
+    return site.journal.wait(f"noted:{result.id}", sum(map(len, expected)), timeout=60)
 
 
 def split(notes):
@@ -55,7 +55,7 @@ def test_a_task_whose_key_is_free(site, key, end):
 
     result = site.tasks.TASKS["requeue"].apply_async((key, end), link=link)
 
-    assert split(told(site, result, expected)) == expected
+    assert split(noted(site, result, expected)) == expected
 
 
 @pytest.mark.parametrize("policy", WAITS)
@@ -71,7 +71,7 @@ def test_a_task_whose_key_is_taken(site, key, policy):
     received_early = site.journal.read(f"received:{result.id}")
     site.journal.open(key)
 
-    notes = told(site, result, expected)
+    notes = noted(site, result, expected)
 
     assert split(notes) == expected
     attempts = sum(row.count("before_start") for row in expected)
@@ -84,7 +84,7 @@ def test_a_task_whose_key_is_taken(site, key, policy):
 
 def wait_for(site, result, what):
     count = 1
-    while what not in [each for each, _ in site.journal.wait(f"told:{result.id}", count)]:
+    while what not in [each for each, _ in site.journal.wait(f"noted:{result.id}", count)]:
         count += 1
 
 

@@ -113,7 +113,7 @@ def test_it_does_not_run_in_the_old_worker_while_it_runs_in_the_new_one(
 def test_it_does_not_run_in_the_new_worker_while_it_runs_in_the_old_one(
     bare_site, start, key, task, change, dies
 ):
-    """The new worker is given it and stalls, and the old one begins it meanwhile."""
+    """The new worker is given it and stalls, and the old one begins it in between."""
     site, gate = bare_site, f"{key}:gate"
     before, after, _ = change
     with site.held(key):

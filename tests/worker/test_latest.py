@@ -19,7 +19,7 @@ def begun(site, key):
     return [version for what, version, _ in site.journal.read(key) if what == "begin"]
 
 
-def test_it_is_told_within_about_a_second_however_long_its_lease(site, key):
+def test_it_is_notified_within_about_a_second_however_long_its_lease(site, key):
     old = site.tasks.preview_for_long.delay(key, "old", 60.0)
     site.journal.wait(key)
     renewed = len(site.journal.wait(f"{key}:lease"))  # each second
@@ -59,7 +59,7 @@ def test_of_several_calls_during_a_run_the_last_one_runs(site, key):
     assert begun(site, key) == [0, 3]
 
 
-def test_a_retry_that_it_asks_for_before_it_is_told_is_not_sent(site, key):
+def test_a_retry_that_it_asks_for_before_it_is_notified_is_not_sent(site, key):
     old = site.tasks.retry_at_once.delay(key, "old")
     site.journal.wait(key)
 

@@ -51,7 +51,7 @@ def test_two_free_keys_are_taken_in_one_round_trip(site, key, monkeypatch):
 
     assert site.tasks.look_at_two(key) == [f"a:{key}", f"b:{key}"]
 
-    # Each is given up by itself. Other threads may count, or renew, meanwhile.
+    # Each is given up by itself. Other threads may count, or renew, in between.
     assert asked.count(threading.current_thread()) == 1 + 2
 
 

@@ -1,4 +1,4 @@
-"""Who waits in the store goes on where its key is given up, if that worker takes such calls."""
+"""What waits in the store goes on where its key is given up, if that worker takes such calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of
 
 
 def registered(site: Site) -> str:
-    """Wait until the worker is told calls; return of which queue."""
+    """Wait until the worker is pushed calls; return of which queue."""
     (queue,) = site.app.amqp.queues
     wait_until(
         lambda: site.store.channels.find_channels([queue]), what="the worker to be registered"
@@ -62,7 +62,7 @@ def test_a_waiter_gets_the_key_by_the_release_alone(site, key):
             result.get(timeout=30)
 
     assert site.journal.read(key) == list(range(40))
-    # Each acquires and releases; whose key is given up where nobody is near looks for a worker, and
+    # Each acquires and releases; whose key is given up where no worker is near looks for one, and
     # pushes to it.
     assert scripts["channels"] + scripts["push"] < len(results) / 4, scripts
 

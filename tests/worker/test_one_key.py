@@ -45,23 +45,23 @@ def calls(site: Site, name: str) -> list[tuple[Any, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", ["whole", "repr", "digest", "code"])
-def test_every_way_and_every_serializer_make_the_key_that_the_task_tells(site: Site, name):
+def test_every_way_and_every_serializer_make_the_key_that_the_task_reports(site: Site, name):
     task = site.tasks.TASKS[name]
     sent = [(each, task.apply_async((each[0],), **each[1])) for each in calls(site, name)]
     assert {each[1]["serializer"] for each, _ in sent} == set(SERIALIZERS)
 
     wrong = []
     for (value, how), result in sent:
-        found, told = result.get(timeout=60), task.key_for(value)
-        if found != [told]:
-            wrong.append((value, how, found, told))
+        found, expected = result.get(timeout=60), task.key_for(value)
+        if found != [expected]:
+            wrong.append((value, how, found, expected))
 
     assert wrong == []
 
 
 @pytest.mark.parametrize("name", ["whole", "repr", "digest", "code"])
 @pytest.mark.parametrize("way", ["direct", "apply"])
-def test_a_call_without_a_message_takes_the_key_that_the_task_tells(site: Site, name, way):
+def test_a_call_without_a_message_takes_the_key_that_the_task_reports(site: Site, name, way):
     task = site.tasks.TASKS[name]
     call = {"direct": task, "apply": lambda value: task.apply((value,)).get()}[way]
 
@@ -80,7 +80,7 @@ def test_a_template_reaches_into_a_dictionary_whose_keys_are_no_texts(site: Site
     assert sent.get(timeout=60) == [site.tasks.inside.key_for(value)] == ["inside:x:paid:1"]
 
 
-def test_a_lock_of_the_key_that_a_task_tells_keeps_its_message_out(site: Site):
+def test_a_lock_of_the_key_that_a_task_reports_keeps_its_message_out(site: Site):
     task, paid = site.tasks.TASKS["whole"], State.PAID
     with Lock(task.key_for(paid), store=site.store):
         result = task.delay(paid)

@@ -77,7 +77,7 @@ def test_woken_tasks_that_wait_for_a_slot_keep_their_order(site, key):
         busy = [site.tasks.work_requeue.delay(f"{key}:{n}", None, key) for n in range(slots)]
         for number in range(slots):
             site.journal.wait(f"{key}:{number}")
-    # Nobody comes for the key in time, so the next one is woken.
+    # The key is not claimed in time, so the next one is woken.
     wait_until(lambda: site.look(key).woken > 1, timeout=60.0, what="two to be woken")
 
     site.journal.open(key)

@@ -66,7 +66,7 @@ def hold(store):
 
 @pytest.fixture
 def freed():
-    """The keys of which `lock_freed` has told."""
+    """The keys that `lock_freed` has reported."""
     keys: list[str] = []
 
     def note(key, **_):
@@ -103,7 +103,7 @@ def test_a_release_that_hangs_keeps_no_busy_child_from_being_renewed(
         with at_work(app, ledger):
             assert asked.wait(30.0)
             before = ledger.kept
-            wait_until(lambda: ledger.kept > before + 2, timeout=30.0, what="renewals meanwhile")
+            wait_until(lambda: ledger.kept > before + 2, timeout=30.0, what="renewals in between")
             assert freed == []
 
             answers.set()
@@ -116,7 +116,7 @@ def test_a_release_that_hangs_keeps_no_busy_child_from_being_renewed(
     assert "freed 'left', whose holder " in caplog.text
 
 
-def test_a_release_in_vain_is_tried_again_and_others_are_not_kept_waiting(
+def test_a_failed_release_is_tried_again_and_others_are_not_kept_waiting(
     app, store, hold, freed, monkeypatch
 ):
     silent, release = True, store.release

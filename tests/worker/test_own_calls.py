@@ -1,4 +1,4 @@
-"""A task that does not come to where its lock is taken is told of, and ends once."""
+"""A task that does not come to where its lock is taken is reported, and ends once."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_what_wants_no_lock_or_takes_it_is_no_error(site, key):
     assert site.tasks.on_to_lock.delay(key).get(timeout=30) is True
 
     site.tasks.past_lock["early"].delay(key).get(timeout=30)
-    told = "WITHOUT its lock"
-    wait_until(lambda: told in site.log()[seen:], what="an error about the last one")
-    assert site.log()[seen:].count(told) == 1
+    message = "WITHOUT its lock"
+    wait_until(lambda: message in site.log()[seen:], what="an error about the last one")
+    assert site.log()[seen:].count(message) == 1
 
 
 @pytest.mark.parametrize("kind", ["early", "late"])
@@ -118,7 +118,7 @@ def test_a_handler_calls_its_task_at_a_free_key_while_a_run_waits(site, key, han
     assert site.journal.read(f"{key}:error") == []
 
 
-def test_a_handler_that_calls_its_task_just_as_it_was_called_does_not_stand_for_it(site, key):
+def test_a_handler_that_calls_its_task_just_as_it_was_called_does_not_count_for_it(site, key):
     with site.held(key):
         result = site.tasks.calls_itself.delay(key, "before_start itself")
         assert site.journal.wait(f"{key}:error") == ["LockConflictError"]

@@ -31,7 +31,7 @@ def test_requeue_is_the_default(site, key):
     result.get(timeout=30)
 
 
-def test_a_parked_task_tells_its_key_the_holder_and_its_place(site, key):
+def test_a_parked_task_reports_its_key_the_holder_and_its_place(site, key):
     with site.held(key):
         first = site.tasks.work_requeue.delay(key)
         site.wait_queued(key, 1)

@@ -76,21 +76,21 @@ def test_a_woken_task_is_pushed_to_the_worker_that_parked_it(site, key, way):
             results = []
             for each in keys:
                 held.enter_context(site.held(each))
-                results.append(site.tasks.tell_way.delay(each))
+                results.append(site.tasks.report_way.delay(each))
                 site.wait_queued(each)
                 if way == "broker":
                     site.forget_channel(each)
-        told = [result.get(timeout=30) for result in results]
-        if way == "broker" or any(each["pushed"] for each in told):
+        answers = [result.get(timeout=30) for result in results]
+        if way == "broker" or any(each["pushed"] for each in answers):
             break
 
     # A worker that is slow to take one may get it by the broker after all; not all of them, again
     # and again.
-    assert any(each["pushed"] for each in told) == (way == "channel")
-    for result, each in zip(results, told, strict=True):
+    assert any(each["pushed"] for each in answers) == (way == "channel")
+    for result, each in zip(results, answers, strict=True):
         if each["pushed"]:
             (worker,) = (worker for worker in site.workers if worker.name == each["worker"])
-            assert f"tell_way[{result.id}] parked" in worker.log()
+            assert f"report_way[{result.id}] parked" in worker.log()
 
 
 def test_wait_gets_the_key_when_it_is_free(site, key):

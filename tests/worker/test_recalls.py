@@ -1,4 +1,4 @@
-"""A task that is asked to leave: what it is told, and what it ends with."""
+"""A task that is asked to leave: what it learns, and what it ends with."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_it_has_its_key_while_it_cleans_up_and_the_next_runs_after_it(site, key,
 
 
 def test_it_may_catch_it_and_then_has_its_result(key, recalled):
-    told = recalled("catch").get(timeout=30)
+    answer = recalled("catch").get(timeout=30)
 
-    assert told == [key, True, "superseded by a newer call", 500]
+    assert answer == [key, True, "superseded by a newer call", 500]
 
 
 @pytest.mark.parametrize("name", ["fail_and_be_retried", "retry", "postpone"])
@@ -69,7 +69,7 @@ def test_its_own_error_is_a_failure_and_it_does_not_go_back(site, key, recalled)
     assert site.journal.read(key) == ["begun"]
 
 
-def test_with_warn_it_is_only_told(recalled):
+def test_with_warn_it_is_only_notified(recalled):
     assert recalled("look").get(timeout=30) is True
 
 
@@ -94,7 +94,7 @@ def test_a_soft_time_limit_while_it_cleans_up_is_its_end(site, key, recalled):
 
 
 @pytest.mark.parametrize("how", ["called", "applied"])
-def test_without_a_message_it_is_only_told(site, key, how):
+def test_without_a_message_it_is_only_notified(site, key, how):
     looked = []
 
     def look(task, key):

@@ -83,7 +83,7 @@ def test_only_the_one_that_is_asked_leaves(site, pool, key):
 
 
 @pytest.mark.parametrize("name", ["catch", "call_itself"])
-def test_it_is_told_once(site, key, name):
+def test_it_is_notified_once(site, key, name):
     result = getattr(site.tasks, name).delay(key)
     site.journal.wait(key)
 

@@ -1,4 +1,4 @@
-"""A task that has begun before, and has not ended, is told so when it comes again."""
+"""A task that has begun before, and has not ended, learns that when it comes again."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_key_that_cools_down_admits_no_task(site, key):
 
     assert begun - cooled >= 1.9
     for result in (stays, waits):
-        result.get(timeout=30)  # who was inside goes on
+        result.get(timeout=30)  # one that was inside goes on
 
 
 def test_a_killed_task_leaves_no_rest(site, key):

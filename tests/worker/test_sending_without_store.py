@@ -195,7 +195,7 @@ def producer(app):
     return app.producer_pool.acquire(block=True)
 
 
-def check_sent_meanwhile(task: Any, producer: Any, waits: Callable[[], object]) -> None:
+def check_sent_while_waiting(task: Any, producer: Any, waits: Callable[[], object]) -> None:
     """A call waits for *producer*; one that has it is sent, and may not hang."""
     waiting = Thread(target=task.delay, args=("k",))
     waiting.start()
@@ -215,7 +215,7 @@ def check_sent_meanwhile(task: Any, producer: Any, waits: Callable[[], object]) 
 def test_a_wait_for_a_producer_keeps_no_other_producer_from_being_used(app, producer):
     task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
 
-    check_sent_meanwhile(task, producer, lambda: Runtime.of(app).store.inspect("k").runs)
+    check_sent_while_waiting(task, producer, lambda: Runtime.of(app).store.inspect("k").runs)
 
 
 def test_a_wait_for_a_producer_for_an_event_keeps_no_other_event_from_being_sent(app, producer):
@@ -223,7 +223,7 @@ def test_a_wait_for_a_producer_for_an_event_keeps_no_other_event_from_being_sent
     task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
     store: Any = Runtime.of(app).store
     with Lock("k", store=store):
-        check_sent_meanwhile(task, producer, lambda: store.inspect("k").waiting)
+        check_sent_while_waiting(task, producer, lambda: store.inspect("k").waiting)
 
 
 @pytest.mark.parametrize(

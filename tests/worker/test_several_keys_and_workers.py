@@ -14,7 +14,7 @@ APP = "tests.apps.several"
 
 
 def test_those_that_a_worker_has_parked_go_on_when_it_vanishes(bare_site, key, tmp_path):
-    """Killed with all its processes, while one runs and others stand at several keys."""
+    """Killed with all its processes, while one runs and others wait at several keys."""
     rng, keys = random.Random(6), names(key, 3)
     tasks = bare_site.tasks
     with staffed(bare_site, tmp_path, [{"concurrency": 4}]) as site:

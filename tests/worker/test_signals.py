@@ -74,7 +74,7 @@ def test_a_long_task_renews(site, watched):
     assert renewed == {**acquired, "name": "lock_renewed"}
 
 
-def test_a_parked_task_tells_of_conflict_parking_and_waking(site, watched):
+def test_a_parked_task_reports_conflict_parking_and_waking(site, watched):
     with site.held(watched):
         holder = site.look(watched).owner
         result = site.tasks.work_requeue.delay(watched)

@@ -88,7 +88,7 @@ def test_a_call_within_the_period_may_be_the_one_before(site, key):
 def test_what_is_waited_for_by_its_id_runs_and_in_its_period(site, key):
     task = site.tasks.throttled["trailing"]
     _, begun = task.delay(key, "first").get(timeout=30)
-    task.delay(key, "put off")
+    task.delay(key, "deferred")
 
     mine = task.apply_async((key, "mine"), task_id=f"mine-{key}")
 

@@ -43,8 +43,8 @@ def store_of(site: Site) -> QueueStore:
 
 def ticker_of(site: Site) -> int:
     """Return the process id of the ticker, as soon as there is one."""
-    who = wait_until(lambda: store_of(site).timetable.dues().ticker, what="a ticker")
-    return int(who.partition("@")[0])
+    process = wait_until(lambda: store_of(site).timetable.dues().ticker, what="a ticker")
+    return int(process.partition("@")[0])
 
 
 def begun(site: Site, key: str) -> float:

@@ -1,4 +1,4 @@
-"""Who may write to the lock store has a way to the locks, and none to the workers or the broker."""
+"""An intruder in the lock store has a way to the locks, and none to the workers or the broker."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_what_the_app_would_not_have_parked_is_neither_sent_nor_lost(
     left = make(note)
 
     run = intruder.park(key, left)
-    if words == "it is not a message":  # nobody sends it, so it is looked at ever less often
-        wait_until(lambda: run in site.log(), what="it to be told")
+    if words == "it is not a message":  # it is not sent, so it is looked at ever less often
+        wait_until(lambda: run in site.log(), what="it to be logged")
     else:
         intruder.wait_left(key, run)
 
@@ -201,7 +201,7 @@ def test_a_task_of_any_queue_that_a_worker_consumes_comes_back(site, key, task, 
 def test_a_task_of_a_queue_that_the_waker_does_not_know_is_sent_by_its_consumer(site, key, caplog):
     with site.held(key):
         result = park_by_broker(site, key, site.tasks.work, queue="ad-hoc")
-        dict.pop(site.app.amqp.queues, "ad-hoc")  # who sends a task to it knows it from then on
+        dict.pop(site.app.amqp.queues, "ad-hoc")  # a sender of a task to it knows it from then on
 
     assert "another process may" in caplog.text
     assert "no such queue: 'ad-hoc'" in caplog.text
@@ -232,15 +232,15 @@ def test_an_operator_gets_the_reason_when_this_process_does_not_send_a_woken_tas
 
 
 def test_what_a_message_says_of_its_own_way_here_is_not_believed(site, intruder, key):
-    told = {"pushed": True, "shown": True, "body": "another", "delivery_address": "elsewhere"}
+    header = {"pushed": True, "shown": True, "body": "another", "delivery_address": "elsewhere"}
     with site.held(key):
-        result = site.tasks.work.apply_async((key, "ran"), distlock=told)
+        result = site.tasks.work.apply_async((key, "ran"), distlock=header)
         site.wait_queued(key)
         site.forget_channel(key)
 
     assert result.get(timeout=30) == "ran"
     unacknowledged = f"{site.env['DISTLOCK_TEST_PREFIX']}:broker:unacked"
-    wait_until(lambda: not intruder.keys(unacknowledged), what="the broker to be told")
+    wait_until(lambda: not intruder.keys(unacknowledged), what="the broker to know")
 
 
 def test_a_task_that_an_old_worker_does_not_know_waits_for_a_new_one(
@@ -255,11 +255,11 @@ def test_a_task_that_an_old_worker_does_not_know_waits_for_a_new_one(
         site.wait_queued(key)
         with closing(Intruder(site)) as store:
             unacknowledged = f"{celery_env['DISTLOCK_TEST_PREFIX']}:broker:unacked"
-            wait_until(lambda: not store.keys(unacknowledged), what="the broker to be told")
+            wait_until(lambda: not store.keys(unacknowledged), what="the broker to know")
         parker.stop()
         # Of another queue: what comes to it from the broker, Celery would discard.
         old = worker(APP, env={"DISTLOCK_TEST_RELEASE": "old"}, args=("-Q", "another"))
-        monkeypatch.delitem(Runtime.of(new.app).plans, "fresh")  # nor does who releases the key
+        monkeypatch.delitem(Runtime.of(new.app).plans, "fresh")  # nor does the releaser of the key
     old.wait_log("its task is no locked task of this app: 'fresh'")
 
     worker(APP)

@@ -325,7 +325,7 @@ def test_what_is_alike_is_so_for_one_task(site, key, note):
         result.get(timeout=30)
 
 
-# Whom it does not serve
+# What it does not serve
 
 
 def test_a_call_does_not_go_with_one_that_has_expired(site, key):
@@ -353,7 +353,7 @@ def test_a_call_that_lasts_longer_is_sent_in_addition_to_one_that_may_expire(sit
         assert result.get(timeout=30) == 0
 
 
-def test_calls_that_expire_are_one_also_when_it_is_on_its_way(site, key):
+def test_calls_that_expire_are_one_also_when_it_is_in_flight(site, key):
     task = site.tasks.work_once["finished"]
 
     ids = {task.apply_async((key, 1, key), expires=600).id for _ in range(5)}
@@ -385,7 +385,7 @@ def test_no_caller_waits_for_a_result_that_is_not_stored(site, key):
     site.journal.open(key)
 
 
-# Who is put back
+# What is put back
 
 
 @pytest.mark.parametrize("name", ["fail_once_for_all", "postpone_once"])
@@ -486,7 +486,7 @@ def test_what_hangs_on_a_call_is_not_lost_by_an_update(site, key, name):
     assert sorted(runs(site, key)) == ["first", "newest", "second"]
 
 
-# Who sees it
+# What sees it
 
 
 def test_no_receiver_of_before_task_publish_sees_an_id_that_does_not_run(site, key):
@@ -513,10 +513,10 @@ def test_no_receiver_of_before_task_publish_sees_an_id_that_does_not_run(site, k
     [("started", lock_signals.task_joined), ("update", lock_signals.task_updated)],
 )
 def test_receivers_are_notified_of_a_call_that_is_another_one(site, key, name, signal):
-    task, told = site.tasks.work_once[name], []
+    task, notified = site.tasks.work_once[name], []
 
     def note(sender: Any, key: str, task_id: str, **_: Any) -> None:
-        told.append((sender.name, key, task_id))
+        notified.append((sender.name, key, task_id))
 
     signal.connect(note)
     try:
@@ -526,7 +526,7 @@ def test_receivers_are_notified_of_a_call_that_is_another_one(site, key, name, s
     finally:
         signal.disconnect(note)
 
-    assert told == [(task.name, key, first.id)]
+    assert notified == [(task.name, key, first.id)]
     first.get(timeout=30)
 
 

@@ -272,7 +272,7 @@ def test_a_worker_may_start_though_its_store_turns_it_away(
         process.wait_log(f"look[{later.id}] is sent again in ")
         assert tasks.journal.read(key) == []
         if wrong == "database":
-            return  # nobody can give it to the server while that runs
+            return  # nothing can give it to the server while that runs
         if wrong == "password":
             client.config_set("requirepass", "")
         else:

@@ -35,7 +35,7 @@ class Inspection(Given):
         assert abs(state.since - time.time()) < 60
         assert 0 < state.remaining <= 30.0
 
-    def test_a_look_tells_whether_a_request_would_be_granted(self, store: Store) -> None:
+    def test_a_look_shows_whether_a_request_would_be_granted(self, store: Store) -> None:
         _, before = store.inspect_for("k", ALONE, 10.0)
         token = take(store, "k", "a")
         state, admits = store.inspect_for("k", ALONE, 10.0)

@@ -21,9 +21,7 @@ class RecallContract(Given):
 
     ability = Ability.RECALL
 
-    def test_a_renewal_tells_the_holder_that_it_is_asked_to_leave(
-        self, store: Store, another: Store
-    ) -> None:
+    def test_a_renewal_asks_the_holder_to_leave(self, store: Store, another: Store) -> None:
         take(store, "k", "a", 15.0)
         assert renew(store, ("k", "a", 15.0)) == [RENEWED]
 
@@ -32,7 +30,7 @@ class RecallContract(Given):
         assert renew(store, ("k", "a", 30.0)) == [RECALLED]
         assert store.inspect("k").remaining > 15.0
 
-    def test_each_later_renewal_tells_it_again(self, store: Store) -> None:
+    def test_each_later_renewal_reports_it_again(self, store: Store) -> None:
         take(store, "k", "a")
         assert store.recall("k", "a")
         assert store.recall("k", "a")

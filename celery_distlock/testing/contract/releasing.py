@@ -56,7 +56,7 @@ class Releasing(Given):
         assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
         assert take(store, "k", "c", run="run") == token
 
-    def test_a_key_that_was_kept_in_vain_is_free(self, store: Store) -> None:
+    def test_a_key_that_was_kept_without_need_is_free(self, store: Store) -> None:
         take(store, "k", "a", run="run")
         store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))
 

@@ -58,7 +58,7 @@ class Waiting(Given):
         assert [count for count, _ in passed] == [1] * 15
         assert sorted(token for _, token in passed) == [token for _, token in passed]
 
-    def test_a_release_tells_the_waiter(self, store: Store) -> None:
+    def test_a_release_notifies_the_waiter(self, store: Store) -> None:
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
         thread = threading.Thread(target=waiter.inbox.wait, args=(2 * PATIENCE,), daemon=True)

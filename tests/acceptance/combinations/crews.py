@@ -33,7 +33,7 @@ def one(slots: int = 4, *args: str, pool: str = "prefork") -> list[dict[str, Any
 
 LATE = {"task_acks_late": True, "task_reject_on_worker_lost": True}
 CONFIRMED = {"confirm_publish": True}
-# Now and then a worker of Celery's stands still for ever when it is stopped cold while it writes to
+# Now and then a worker of Celery's hangs for ever when it is stopped cold while it writes to
 # its pool. What it has not acknowledged comes again after this. kombu looks every 100 s, by itself.
 SOON_AGAIN = {
     "visibility_timeout": 10,

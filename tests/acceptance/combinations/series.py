@@ -51,8 +51,8 @@ class Series:
     Args:
         site: Where they are sent.
         tasks: The names of tasks that take turns.
-        keys: Tells which keys each needs.
-        options: Tells what else `apply_async` is given.
+        keys: Returns which keys each needs.
+        options: Returns what else `apply_async` is given.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class Series:
         )
 
     def _beliefs(self, begun: str, ended: str, ends: Mapping[str, float]) -> Iterator[Belief]:
-        ends_by_who = {note["who"]: note["at"] for note in self._read(ended)}
+        ends_by_execution = {note["execution"]: note["at"] for note in self._read(ended)}
         seen = set()
         for note in self._read(begun):
-            begin, who = note["at"], note["who"]
-            end = ends_by_who.get(who) or max(begin, ends.get(note["worker"], 0.0))
+            begin, execution = note["at"], note["execution"]
+            end = ends_by_execution.get(execution) or max(begin, ends.get(note["worker"], 0.0))
             for key, token in note["tokens"].items():
-                if (key, token, who) not in seen:
-                    seen.add((key, token, who))
-                    yield Belief(key, begin, end, token, who)
+                if (key, token, execution) not in seen:
+                    seen.add((key, token, execution))
+                    yield Belief(key, begin, end, token, execution)
 
     def _read(self, what: str) -> list[dict[str, Any]]:
         return self._site.journal.read(f"{self.name}:{what}")

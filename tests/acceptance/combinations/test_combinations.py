@@ -1,5 +1,5 @@
 """
-Contention, and one more thing beside it.
+Contention, together with one more thing.
 
 Each combination ends in the seconds that it names, its tasks run as often as they should, no two
 believe at one time to have a key, tokens rise; and where an order is promised, it is kept.
@@ -202,7 +202,7 @@ def test_contention_during_a_rolling_deploy(
 
 
 def recruit(site: Site, crew: Crew, folder: Path) -> None:
-    """Start as many workers as there are, beside them."""
+    """Start as many workers again as there are."""
     workers = [
         WorkerProcess(site.tasks.__name__, folder=folder, env=site.env, **arguments)
         for arguments in crew.workers
@@ -222,6 +222,6 @@ def begin(series: Series) -> None:
 
 
 def dismiss(worker: WorkerProcess) -> None:
-    # It has nothing to do any more; billiard can take half a minute to notice that.
+    # It has nothing left to do; billiard can take half a minute to notice that.
     worker.kill(whole=True)
     print(f"---- {worker.name}", worker.log(), sep="\n")  # noqa: T201

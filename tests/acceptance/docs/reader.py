@@ -1,8 +1,8 @@
 """
-Does what a page of the documentation tells its reader to do, in the current folder.
+Does what a page of the documentation asks its reader to do, in the current folder.
 
 ``python -m tests.acceptance.docs.reader docs/tutorial.md 23456 45`` takes the port of a server for
-6379, and waits for up to 45 seconds for what is to be seen. Of a page's blocks, in their order:
+6379, and waits for up to 45 seconds for what the page shows. Of a page's blocks, in their order:
 
 - ``python`` is executed in one namespace; with a caption, it is written to the file of that name;
 - ``pycon`` is typed into that namespace's prompt. As a reader looks again when nothing has come
@@ -11,7 +11,7 @@ Does what a page of the documentation tells its reader to do, in the current fol
 - after a comment ``<!-- terminal: name -->`` a command goes on in the background, in a terminal of
   that name, once it has printed the lines; and a ``text`` shows what that terminal prints later.
 
-In what is printed, ``...`` stands for anything. Installing is left to the reader's machine.
+In what is printed, ``...`` matches anything. Installing is left to the reader's machine.
 """
 
 from __future__ import annotations
@@ -213,5 +213,5 @@ def is_look(source: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109  # as for who starts python there
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109  # as for a user that starts python there
     Reader(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])).read()

@@ -1,4 +1,4 @@
-"""What the pages tell their readers to do can be done; see `tests.acceptance.docs.reader`."""
+"""What the pages ask their readers to do can be done; see `tests.acceptance.docs.reader`."""
 
 from __future__ import annotations
 

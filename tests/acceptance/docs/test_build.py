@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(240)
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-# A proxy that is not there: whoever wants something of the network does not get it.
+# A proxy that is not there: nothing is reachable in the network.
 OFFLINE = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https", "all")}
 
 

@@ -78,7 +78,7 @@ def test_what_is_oversold_is_counted(books, shop):
     assert (audit.oversold_units, audit.oversold_products, audit.oversold_cents) == (1, 1, 2000)
 
 
-def test_the_audit_tells_when_a_killed_process_was_replaced(books, shop):
+def test_the_audit_shows_when_a_killed_process_was_replaced(books, shop):
     corrupt(books, shop, "INSERT INTO kills VALUES (99, 4, 'TEE', 10.32, 10.35)")
 
     (kill,) = books.audit(shop).kills

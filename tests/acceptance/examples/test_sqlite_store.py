@@ -45,7 +45,7 @@ for _ in range(int(rounds)):
 
 @pytest.fixture
 def actor(tmp_path):
-    """Starts processes that add to a counter under the lock, once they are told to."""
+    """Starts processes that add to a counter under the lock, on request."""
     (tmp_path / "counter").write_text("0 0")
     started = []
 

@@ -1,4 +1,4 @@
-"""The examples do what they tell, say so by their exit status, and clean up."""
+"""The examples do what they report, say so by their exit status, and clean up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from flood import AT_ONCE, CALLS, report
 
 def starts(*tenants):
     queues = ("by arrival", "in lanes")
-    return [Call(queue, who, at, at + 1) for queue in queues for at, who in enumerate(tenants)]
+    return [Call(queue, each, at, at + 1) for queue in queues for at, each in enumerate(tenants)]
 
 acme, bolt = (CALLS[tenant] * [tenant] for tenant in ("acme", "bolt"))
 assert report(starts(*bolt, *acme), 0.0)
@@ -79,7 +79,7 @@ assert not is_whole(db, "prices"), "a row twice"
 
 
 def play(name, folder):
-    """Run an example that has to be right and to leave nothing behind; return what it tells."""
+    """Run an example that has to be right and to leave nothing behind; return what it prints."""
     story = run(folder, EXAMPLES / name)
     assert story.returncode == 0, story.stdout + story.stderr
     assert story.stderr == ""
@@ -90,13 +90,13 @@ def play(name, folder):
 
 @pytest.mark.faults
 def test_tenants_import_one_at_a_time_in_order_and_side_by_side(tmp_path):
-    told = play("tenants.py", tmp_path)
+    output = play("tenants.py", tmp_path)
 
-    assert "6 tenants are locked: 30 imports are parked." in told
-    assert re.findall(r"^(\w+) +1 2 3 4 5 +1$", told, re.MULTILINE) == [
+    assert "6 tenants are locked: 30 imports are parked." in output
+    assert re.findall(r"^(\w+) +1 2 3 4 5 +1$", output, re.MULTILINE) == [
         *("acme", "bolt", "cobalt", "dune", "elm", "fjord")
     ]
-    assert told.endswith(
+    assert output.endswith(
         "one at a time for each tenant: yes\n"
         "in the order they came: yes\n"
         "tenants side by side: yes\n"
@@ -105,67 +105,67 @@ def test_tenants_import_one_at_a_time_in_order_and_side_by_side(tmp_path):
 
 @pytest.mark.faults
 def test_five_calls_of_a_tenant_run_at_once_and_those_of_another_at_the_same_time(tmp_path):
-    told = play("at_once.py", tmp_path)
+    output = play("at_once.py", tmp_path)
 
-    counts = dict(re.findall(r"^(acme|bolt) +([0-9.]+)$", told, re.MULTILINE))
+    counts = dict(re.findall(r"^(acme|bolt) +([0-9.]+)$", output, re.MULTILINE))
     assert max(counts["acme"]) == "5"
     assert max(counts["bolt"]) in "12345"
-    assert told.endswith(
+    assert output.endswith(
         "never a sixth call of one tenant: yes\nthe other tenant's go on meanwhile: yes\n"
     )
 
 
 @pytest.mark.faults
 def test_a_flood_of_one_tenant_delays_another_by_arrival_and_not_in_lanes(tmp_path):
-    told = play("flood.py", tmp_path)
+    output = play("flood.py", tmp_path)
 
     (by_arrival, in_lanes) = (
-        float(each) for each in re.findall(r" ([0-9.]+) s$", told, re.MULTILINE)
+        float(each) for each in re.findall(r" ([0-9.]+) s$", output, re.MULTILINE)
     )
     assert in_lanes < by_arrival
-    assert told.endswith("the small tenant does not wait for the flood: yes\n")
+    assert output.endswith("the small tenant does not wait for the flood: yes\n")
 
 
 @pytest.mark.faults
 def test_an_import_that_loses_its_lock_is_taken_over(tmp_path):
-    told = play("long_import.py", tmp_path)
+    output = play("long_import.py", tmp_path)
 
-    assert "LockLostError: lock 'import:prices'" in told
-    assert told.count("each of the 60 rows was imported once, in order: yes") == 2
+    assert "LockLostError: lock 'import:prices'" in output
+    assert output.count("each of the 60 rows was imported once, in order: yes") == 2
     (stood, taken_over, refused) = re.search(
         r"stands still at row (\d+).*went on at row (\d+).*refused row (\d+) from east",
-        told,
+        output,
         re.DOTALL,
     ).groups()
     assert int(stood) + 1 == int(taken_over) == int(refused)
-    stale, highest = map(int, re.search(r"token (\d+) after (\d+)", told).groups())
+    stale, highest = map(int, re.search(r"token (\d+) after (\d+)", output).groups())
     assert stale < highest
 
 
 @pytest.mark.faults
 def test_web_requests_wait_for_tasks_and_overwrite_nothing(tmp_path):
-    told = play("web.py", tmp_path)
+    output = play("web.py", tmp_path)
 
-    answers = re.findall(r"POST /restock/(\w+)/10: (\d+)", told)
+    answers = re.findall(r"POST /restock/(\w+)/10: (\d+)", output)
     assert answers[:2] == [("TEE", "503"), ("MUG", "200")]
     assert answers[-1] == ("TEE", "200")
-    assert "110 TEEs before, 150 after; 150 is right" in told
+    assert "110 TEEs before, 150 after; 150 is right" in output
 
 
 @pytest.mark.faults
 def test_a_fastapi_application_waits_for_tasks_without_threads_and_overwrites_nothing(tmp_path):
-    told = play("web_async.py", tmp_path)
+    output = play("web_async.py", tmp_path)
 
-    answers = re.findall(r"POST /restock/(\w+)/10: (\d+)", told)
+    answers = re.findall(r"POST /restock/(\w+)/10: (\d+)", output)
     assert answers == [("TEE", "503"), ("MUG", "200"), ("TEE", "200")]
-    assert "110 TEEs before, 1050 after; 1050 is right" in told
-    assert "0 requests were refused" in told
-    (threads,) = re.findall(r"(\d+) threads asked", told)
+    assert "110 TEEs before, 1050 after; 1050 is right" in output
+    assert "0 requests were refused" in output
+    (threads,) = re.findall(r"(\d+) threads asked", output)
     assert 0 < int(threads) <= 8
 
 
-# Python drops an exception that strikes in a callback of its import system, or in a finalizer, and
-# the story goes on; one that strikes while a class is made, it wraps until 3.12.
+# Python drops an exception that is raised in a callback of its import system or a finalizer, and
+# the story goes on; one that is raised while a class is made, it wraps until 3.12.
 IGNORED_BY_PYTHON = "Exception ignored in", "Error calling __set_name__"
 
 
@@ -179,11 +179,11 @@ def test_a_story_that_is_stopped_leaves_nothing_behind(tmp_path, name, signum, s
         with start(tmp_path, EXAMPLES / name) as story:
             assert story.stdout.readline() != ""  # its workers are at work
             story.send_signal(signum)
-            told, errors = story.communicate(timeout=TIMEOUT)
+            output, errors = story.communicate(timeout=TIMEOUT)
         if not any(words in errors for words in IGNORED_BY_PYTHON):
             break
 
-    assert (story.returncode, errors) == (status, ""), told
+    assert (story.returncode, errors) == (status, ""), output
     assert list(tmp_path.iterdir()) == []
     wait_until(lambda: not left_running(tmp_path), what=f"the end of all that {name} started")
 

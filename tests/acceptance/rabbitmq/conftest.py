@@ -38,4 +38,4 @@ def rabbit_server() -> Iterator[RabbitServer]:
 def broker_env(rabbit_server: RabbitServer) -> Iterator[dict[str, str]]:
     """Yield the URL of the RabbitMQ for `crew`; delete the queues after its workers have ended."""
     yield {"DISTLOCK_TEST_AMQP": rabbit_server.url}
-    rabbit_server.delete("celery", "stock", fidelity.NOBODYS)
+    rabbit_server.delete("celery", "stock", fidelity.UNREAD)

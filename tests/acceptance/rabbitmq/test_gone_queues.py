@@ -10,7 +10,7 @@ from tests.waiting import wait_until
 
 
 def count(app, queue: str) -> int:
-    """How many messages stand in a queue; 0 if there is none."""
+    """How many messages are in a queue; 0 if there is none."""
     with suppress(NotFound), app.connection_for_read() as connection:
         declared = app.amqp.queues[queue](connection.default_channel)
         return declared.queue_declare(passive=True).message_count

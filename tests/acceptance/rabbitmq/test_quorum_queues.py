@@ -1,4 +1,4 @@
-"""A worker fetches no more of a quorum queue beside what it holds until its ETA."""
+"""A worker fetches no more of a quorum queue in addition to what it holds until its ETA."""
 
 from __future__ import annotations
 

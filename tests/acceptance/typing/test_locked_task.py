@@ -21,7 +21,7 @@ def tasks(load_app):
 
 
 def declaration(task):
-    """What a task's class says of it, but for its name and what Celery makes anew for each."""
+    """What a task's class says of it, but for its name and what Celery makes for each."""
     return {
         name: getattr(value, "__func__", value)
         for name, value in vars(type(task)).items()
@@ -114,7 +114,7 @@ def test_a_wrong_option_is_refused_when_the_task_is_declared():
             locked_task(app, lock_weit=3, lazy=False, shared=False)(declaration)
 
 
-def test_its_type_stands_for_a_locked_task_as_a_base():
+def test_its_type_is_that_of_a_locked_task_as_a_base():
     class Base(TypedTask[[str], int]):
         abstract = True
 

@@ -1,4 +1,4 @@
-"""What a type checker makes of right and of wrong uses, which are in the files beside this one."""
+"""What a type checker makes of right and of wrong uses, which are in the files next to this one."""
 
 from __future__ import annotations
 

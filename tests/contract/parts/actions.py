@@ -69,7 +69,7 @@ def take_together(store: Store, keys: str, owners: str, **more: Any) -> list[int
     return tokens
 
 
-def stand(
+def reserve_or_queue(
     store: QueueStore,
     keys: Sequence[str],
     run: str = "run",
@@ -80,7 +80,7 @@ def stand(
 ) -> Reply:
     """Have a run take all of its keys, or wait for them."""
     route = Route(tuple(keys), "shop.move", wants)
-    return queue_store.stand(
+    return queue_store.reserve_or_queue(
         store, StandRequest(run, route, arrival, ParkRequest(run.encode()), **more)
     )
 

@@ -45,7 +45,7 @@ def pass_until_swept(
 
 
 def waited_behind_a_holder(store: QueueStore, join: Callable[..., object], want: Want) -> str:
-    """Have a run *join* the queue of a held key; return what its claim is told."""
+    """Have a run *join* the queue of a held key; return what its claim is answered."""
     key = want.written()
     take(store, key, "a")
     join(store, key, "run", want=want)
@@ -54,7 +54,7 @@ def waited_behind_a_holder(store: QueueStore, join: Callable[..., object], want:
 
 
 class Causes(Given):
-    """A claim is told what was in the way last, where its caller cannot know it."""
+    """The answer to a claim says what was in the way last, where its caller cannot know it."""
 
     def test_a_run_behind_a_holder_has_not_waited_for_time(self, store: QueueStore) -> None:
         for want in (ALONE, Want(1, 1, so_often(9).rates), Want(1, 2)):

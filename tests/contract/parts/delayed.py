@@ -29,7 +29,7 @@ def _opens(store: Store, key: str) -> float:
 
 
 class Delayed(Given):
-    """An operator sees what is there before anybody waits, and takes it out."""
+    """An operator sees what is there before anything waits, and takes it out."""
 
     def test_a_look_counts_delayed_waiters(self, store: QueueStore) -> None:
         take(store, "k", "a")
@@ -42,7 +42,7 @@ class Delayed(Given):
         assert 20.0 < state.due <= 30.01
         assert (store.inspect("l").later, store.inspect("l").due) == (0, 0.0)
 
-    def test_a_look_for_a_request_tells_when_time_alone_admits_it(self, store: QueueStore) -> None:
+    def test_a_look_for_a_request_shows_when_time_alone_admits_it(self, store: QueueStore) -> None:
         take(store, "k", "a", want=RATE)
 
         held, _ = store.inspect_for("k", ALONE)

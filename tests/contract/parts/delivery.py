@@ -94,14 +94,14 @@ class Pushing(Channels):
         take(store, "l", "b", run="other")
         route = Route(("k", "l"))
         request = StandRequest("run", route, 0, ParkRequest(b"e", address))
-        queue_store.stand(store, request)
+        queue_store.reserve_or_queue(store, request)
 
         for key, owner, run in (("k", "a", "one"), ("l", "b", "other")):
             assert goes_on(store, store.release(ReleaseRequest(key, owner, run=run)).wake) == []
 
         (wake,) = wait_until(lambda: received, "the push")
         assert (wake.name, wake.run, wake.envelope) == ("k", "run", b"e")
-        # Where the keys are in several places, the last one that is reserved tells of none.
+        # Where the keys are in several places, the last one that is reserved names none.
         asked = store.parking.try_all(request._replace(park_request=None), counts=False)
         assert wake.givers == (("other",) if asked else ())
         close()
@@ -228,11 +228,11 @@ class Delivery(Channels):
 
         wake = WokenTask("k", "one", b"one")
         assert released.released
-        if not pushed or released.wake is not None:  # it may be left to who releases
+        if not pushed or released.wake is not None:  # it may be left to the releaser
             assert released.wake == wake
         else:
-            (told,) = wait_until(lambda: received, "the push")
-            assert told._replace(arrival=0) == wake._replace(givers=("before",))
+            (push,) = wait_until(lambda: received, "the push")
+            assert push._replace(arrival=0) == wake._replace(givers=("before",))
         assert holder(store, "k") == "parked:one"
         take(store, "k", "c", run="one", redelivered=True)
         gone = OwnChannel(f"{address}-gone", sent_to)

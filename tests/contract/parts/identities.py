@@ -63,7 +63,7 @@ class Identities(Given):
 
     # How long
 
-    @pytest.mark.parametrize("want", [Want(), Want(1, 2)], ids=["alone", "beside others"])
+    @pytest.mark.parametrize("want", [Want(), Want(1, 2)], ids=["exclusive", "shared"])
     @pytest.mark.parametrize("retain", [False, True])
     @pytest.mark.parametrize(
         ("until", "there"), [("started", False), ("finished", True), (30.0, True)]
@@ -106,7 +106,7 @@ class Identities(Given):
         assert send(store, "k", "other", identity=Identity("other")).sent is Sent.GO
 
     @pytest.mark.parametrize("end", ["cancel", "drop"])
-    def test_a_run_that_is_struck_leaves_it(self, store: QueueStore, end: str) -> None:
+    def test_a_run_that_is_removed_leaves_it(self, store: QueueStore, end: str) -> None:
         send(store, "k", "run", identity=Identity("same", "finished"))
 
         if end == "cancel":
@@ -138,7 +138,7 @@ class Identities(Given):
         leave(store, "k", "a", run="task:0:0:0", completion=YES)
         assert store.calls.peek("k", "same") == Bearer("task:1:0:0", Where.COMING)
 
-    @pytest.mark.parametrize("want", [Want(), Want(1, 2)], ids=["alone", "beside others"])
+    @pytest.mark.parametrize("want", [Want(), Want(1, 2)], ids=["exclusive", "shared"])
     def test_a_retry_waits_while_the_attempt_before_ends(
         self, store: QueueStore, want: Want
     ) -> None:
@@ -247,9 +247,9 @@ class Identities(Given):
         identity = SAME._replace(replaces="first")
         assert send(store, "k", "second", identity=identity).sent is Sent.CHANGED
 
-        beside = send(store, "k", "second", identity=identity._replace(beside=True))
+        added = send(store, "k", "second", identity=identity._replace(beside=True))
 
-        assert beside.sent is Sent.QUEUED
+        assert added.sent is Sent.QUEUED
         assert store.calls.peek("k", "same") == Bearer("second", Where.WAITING)
         assert store.inspect("k").waiting == 2
 
@@ -295,7 +295,7 @@ class Identities(Given):
 
         found = store.parking.parked("k", "run")
         assert found is not None
-        assert found.envelope == b"old"  # it is on its way
+        assert found.envelope == b"old"  # it is in flight
 
     def test_what_came_and_waits_again_is_not_updated(self, store: QueueStore) -> None:
         take(store, "k", "a")
@@ -307,7 +307,7 @@ class Identities(Given):
         assert update.sent is Sent.CHANGED
         assert store.calls.peek("k", "same") == Bearer("run", Where.COMING)
 
-    def test_one_that_is_on_its_way_may_lose_it(self, store: QueueStore) -> None:
+    def test_one_that_is_in_flight_may_lose_it(self, store: QueueStore) -> None:
         send(store, "k", "first", identity=SAME)
 
         second = send(store, "k", "second", identity=SAME._replace(replaces="first"))
@@ -358,6 +358,6 @@ class Identities(Given):
 
 
 def _seen(store: QueueStore) -> tuple[str, Where] | None:
-    """Return who has the identity, and where that is."""
+    """Return which run has the identity, and where that is."""
     bearer = store.calls.peek("k", "same")
     return bearer and (bearer.run, bearer.where)

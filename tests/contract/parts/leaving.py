@@ -7,7 +7,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, StandRequest
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.queue_parts import Sent
-from celery_distlock.stores.queue_store import QueueStore, stand
+from celery_distlock.stores.queue_store import QueueStore, reserve_or_queue
 from celery_distlock.stores.requests import Identity, ReleaseRequest, SendRequest
 from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
 from celery_distlock.testing.contract.actions import (
@@ -179,7 +179,9 @@ class Leaving(Given):
         leave(store, "k", "a")
         names = tuple(map(slot_name, "kl"))
         request = ParkRequest(b"run", leaves=60.0)
-        assert stand(store, StandRequest("run", Route(names), 0, request)).status is PARKED
+        assert (
+            reserve_or_queue(store, StandRequest("run", Route(names), 0, request)).status is PARKED
+        )
         pass_time(61.0)
 
         (wake,), _ = _looked_at(store)

@@ -42,7 +42,7 @@ __all__ = ["Limits"]
 
 
 def park_and_pause(store: QueueStore, *runs: str, until: float = 0.0, want: Want = SHARED) -> None:
-    """Have *runs* on their way to a key that is paused then."""
+    """Have *runs* in flight to a key that is paused then."""
     take(store, "k", "a")
     for run in runs:
         park(store, "k", run, want=want)

@@ -88,7 +88,7 @@ class ParkedRuns(Given):
     def test_a_run_of_several_keys_is_counted_where_it_waits(self, store: QueueStore) -> None:
         take(store, "l", "a")
         route = Route(("k", "l"), "shop.move", destination=" orders")
-        queue_store.stand(store, StandRequest("run", route, 0, ParkRequest(b"e")))
+        queue_store.reserve_or_queue(store, StandRequest("run", route, 0, ParkRequest(b"e")))
 
         here, there = store.parking.destinations(["k", "l"])
 
@@ -110,7 +110,7 @@ class ParkedRuns(Given):
         assert 5 <= found.waiting[" rare"] <= 15
         assert sum(found.waiting.values()) == 100
 
-    def test_a_run_on_its_way_is_listed_as_woken(self, store: QueueStore) -> None:
+    def test_a_run_in_flight_is_listed_as_woken(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
@@ -124,7 +124,7 @@ class ParkedRuns(Given):
         assert (store.inspect("k").woken, store.inspect("k").task) == (1, "shop.reserve")
         assert found_keys(store) == ["k"]
 
-    def test_runs_on_their_way_are_listed_by_pages(self, store: ListingStore) -> None:
+    def test_runs_in_flight_are_listed_by_pages(self, store: ListingStore) -> None:
         QueueStore.of(store).units.set_limit("k", Limit(0))
         for number in range(6):
             park(store, "k", f"run{number}", want=Want(1, 5))
@@ -133,13 +133,13 @@ class ParkedRuns(Given):
 
         pages = [store.waiters("k", first=first, limit=2) for first in (0, 2, 4)]
 
-        told = [sorted(waiter.run for waiter in page) for page in pages]
+        runs = [sorted(waiter.run for waiter in page) for page in pages]
         woken = [run for page in pages for waiter in page if (run := waiter.run) and waiter.woken]
-        assert [len(page) for page in told] == [3, 2, 0]
+        assert [len(page) for page in runs] == [3, 2, 0]
         assert sorted(woken) == ["run0", "run2", "run3", "run4"]
         assert [waiter.run for waiter in pages[0] if not waiter.woken] == ["run5"]
 
-    def test_a_run_that_came_is_not_on_its_way(self, store: Store) -> None:
+    def test_a_run_that_came_is_not_in_flight(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
@@ -169,7 +169,7 @@ class ParkedRuns(Given):
 
         assert found == [("k", f"{run}:0:0:0"), ("l", f"{run}:1:0:0")]
 
-    def test_what_is_on_its_way_is_found_again_at_once(self, store: QueueStore) -> None:
+    def test_what_is_in_flight_is_found_again_at_once(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -198,7 +198,7 @@ class ParkedRuns(Given):
         assert list(store.parking.wake_again("k")) == []
         assert not store.parking.cancel("k", "run").released
 
-    def test_what_has_ended_is_not_woken_again_while_its_result_is_on_its_way(
+    def test_what_has_ended_is_not_woken_again_while_its_result_is_stored(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
@@ -226,7 +226,7 @@ class ParkedRuns(Given):
             is DONE
         )
 
-    def test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next(
+    def test_a_run_in_flight_that_is_cancelled_leaves_the_key_to_the_next(
         self, store: QueueStore
     ) -> None:
         take(store, "k", "a")

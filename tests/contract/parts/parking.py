@@ -43,7 +43,7 @@ __all__ = ["Parking"]
 
 
 class Parking(Given):
-    """A parked run is kept until its turn comes, and then given to who can send it."""
+    """A parked run is kept until its turn comes, and then given to a process that can send it."""
 
     def test_a_blocked_request_with_a_reservation_for_its_run_stops_waiting(
         self, store: QueueStore
@@ -165,7 +165,7 @@ class Parking(Given):
         assert (reply.status, reply.holder, reply.holder_run) == (BUSY, "parked:run", "run")
         assert reply.wake == WokenTask(slot_name("k"), "run", b"envelope")
 
-    def test_the_key_is_reserved_while_a_woken_run_is_on_its_way(self, store: Store) -> None:
+    def test_the_key_is_reserved_while_a_woken_run_is_in_flight(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
@@ -252,7 +252,7 @@ class Parking(Given):
             is BUSY
         )
 
-    def test_a_run_that_was_overtaken_on_its_way_has_the_key_next_and_is_not_sent_again(
+    def test_a_run_that_was_overtaken_in_flight_has_the_key_next_and_is_not_sent_again(
         self, store: QueueStore
     ) -> None:
         self._pass_to_the_second(store)
@@ -358,7 +358,7 @@ class Parking(Given):
         early = store.acquire(AcquireRequest("k", "early", 30.0, run="early", arrival=first))
         assert early.status is GRANTED
         wake = store.release(ReleaseRequest("k", "early")).wake
-        assert wake is None  # it is on its way
+        assert wake is None  # it is in flight
         take(store, "k", "b", run="run1")
         assert store.release(ReleaseRequest("k", "b", run="run1")).wake == WokenTask(
             slot_name("k"), "run2", b"2"

@@ -118,7 +118,7 @@ class Queues(Given):
         assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
         assert take(store, "k", "c", run="run") == token
 
-    def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: QueueStore) -> None:
+    def test_a_key_that_was_kept_without_need_goes_to_the_next(self, store: QueueStore) -> None:
         take(store, "k", "a", run="run")
         park(store, "k", "other")
         store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))

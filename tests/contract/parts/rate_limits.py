@@ -36,7 +36,7 @@ def allow(store: Any, starts: int) -> None:
 
 
 class RateLimits(Given):
-    """An operator's rates go before those that are asked with, and for who asks with none."""
+    """An operator's rates go before those of requests, and apply to requests without one."""
 
     @pytest.mark.parametrize("want", [Want(), SHARED, so_often(100), so_often(1)])
     def test_a_key_is_taken_as_often_as_an_operator_allows(self, store: Any, want: Want) -> None:
@@ -119,7 +119,7 @@ class RateLimits(Given):
 
         assert count(store, "k", SHARED) == 1
 
-    def test_a_look_tells_of_an_operators_rates(self, store: Any) -> None:
+    def test_a_look_shows_an_operators_rates(self, store: Any) -> None:
         several = (Rate(2, 1.0), Rate(50, 60.0, 5))
         store.units.set_limit("k", Limit(None, author="an operator: 1/2", rates=several))
 

@@ -25,7 +25,7 @@ from celery_distlock.testing.contract.actions import (
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.actions import park, stand, swept, take_together
+from tests.contract.parts.actions import park, reserve_or_queue, swept, take_together
 
 __all__ = ["Rates"]
 
@@ -55,8 +55,8 @@ def ensure_called(waiter: Waiter) -> None:
     assert time.monotonic() < since + PATIENCE / 2
 
 
-def told(store: Store, key: str, waiter: Waiter, want: Want) -> float:
-    """Return in how many seconds one is to look who is the first, and may not enter yet."""
+def due_in(store: Store, key: str, waiter: Waiter, want: Want) -> float:
+    """Return in how many seconds the first waiter, which is not admitted yet, asks again."""
     reply = ask(store, key, waiter.owner, queue=waiter.inbox, want=want)
     assert (reply.status, reply.place) == (BUSY, 0)
     return reply.remaining
@@ -189,11 +189,11 @@ class Rates(Given):
     ) -> None:
         assert count(store, "k", so_often(1)) == 1
 
-        told = [ask(store, "k", "b", want=so_often(limit, burst=1)).due for limit in (1, 2, 50)]
+        dues = [ask(store, "k", "b", want=so_often(limit, burst=1)).due for limit in (1, 2, 50)]
 
-        assert told[0] > PER - 10.0
-        assert PER / 2 - 10.0 < told[1] <= PER / 2 + MORE
-        assert told[2] <= PER / 50 + MORE
+        assert dues[0] > PER - 10.0
+        assert PER / 2 - 10.0 < dues[1] <= PER / 2 + MORE
+        assert dues[2] <= PER / 50 + MORE
         pass_time(PER / 50 + MORE)
         assert count(store, "k", so_often(50, burst=1)) == 1
 
@@ -207,7 +207,7 @@ class Rates(Given):
 
             assert count(store, key, want) == 2
 
-    def test_what_has_come_to_nothing_does_not_put_off_the_next(self, store: Store) -> None:
+    def test_what_has_come_to_nothing_does_not_defer_the_next(self, store: Store) -> None:
         want = so_often(6, burst=1)
         take(store, "k", "a", want=want)
         leave(store, "k", "a", started=False)
@@ -243,7 +243,7 @@ class Rates(Given):
 
         assert store.inspect("k").starts == (Starts(9, 60.0, 1), Starts(20, PER, 4))
 
-    # Those who wait
+    # Waiters
 
     def test_a_waiter_is_woken_when_it_is_due(
         self, store: QueueStore, pass_time: Callable[[float], None]
@@ -299,7 +299,7 @@ class Rates(Given):
         wait_until(lambda: ask(store, "k", "b", want=want).status is GRANTED, "its claim to lapse")
         assert ask(store, "k", "c", want=want).status is BUSY
 
-    def test_a_run_that_is_dropped_on_its_way_has_not_started(self, store: QueueStore) -> None:
+    def test_a_run_that_is_dropped_in_flight_has_not_started(self, store: QueueStore) -> None:
         want = so_often(1)
         take(store, "k", "a", want=Want())
         park(store, "k", "run", want=want)
@@ -345,14 +345,14 @@ class Rates(Given):
             waiters = [wait_for(store, key, f"{key}-{n}", want=want) for n in range(3)]
             store.release(ReleaseRequest(key, f"{key}-0", inbox=waiters[0].inbox))
             ensure_called(waiters[1])
-            assert 0.0 < told(store, key, waiters[1], want) <= 100.0 + MORE
+            assert 0.0 < due_in(store, key, waiters[1], want) <= 100.0 + MORE
 
             pass_time(100.0 + MORE)
             take(store, key, waiters[1].owner, queue=waiters[1].inbox, want=want)
             leave(store, key, waiters[1].owner, started=True)
 
             ensure_called(waiters[2])
-            assert 50.0 < told(store, key, waiters[2], want) <= 100.0 + MORE
+            assert 50.0 < due_in(store, key, waiters[2], want) <= 100.0 + MORE
 
     def test_it_is_noted_when_a_waiter_may_start(self, store: QueueStore) -> None:
         timed = QueueStore.of(store)
@@ -397,7 +397,7 @@ class Rates(Given):
         want = so_often(1)
         count(store, "j", want)
 
-        reply = stand(store, "jk", wants=(want, want))
+        reply = reserve_or_queue(store, "jk", wants=(want, want))
 
         assert reply.status is Status.PARKED
         assert count(store, "k", want) == 1
@@ -409,7 +409,7 @@ class Rates(Given):
         want = so_often(2)
         take(store, "k", "a")
         for run in ("one", "other", "third"):
-            assert stand(store, "jk", run, wants=(want, ALONE)).status is Status.PARKED
+            assert reserve_or_queue(store, "jk", run, wants=(want, ALONE)).status is Status.PARKED
 
         assert count(store, "j", want) == 2
 

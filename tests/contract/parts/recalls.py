@@ -67,7 +67,7 @@ def again(store: QueueStore, owner: str = "b") -> Status:
 class Recalls(Given):
     """A newer call asks the earlier one of its identity to leave, and no other."""
 
-    @pytest.mark.parametrize("want", [ALONE, TWO], ids=["alone", "beside others"])
+    @pytest.mark.parametrize("want", [ALONE, TWO], ids=["exclusive", "shared"])
     def test_a_newer_call_asks_the_one_that_runs_to_leave(
         self, store: QueueStore, want: Want
     ) -> None:
@@ -79,7 +79,7 @@ class Recalls(Given):
         assert outcome(store) is RECALLED
         assert outcome(store) is RECALLED
 
-    @pytest.mark.parametrize("want", [ALONE, TWO], ids=["alone", "beside others"])
+    @pytest.mark.parametrize("want", [ALONE, TWO], ids=["exclusive", "shared"])
     def test_a_look_shows_that_a_newer_call_asked_it(self, store: QueueStore, want: Want) -> None:
         run_first(store, want=want)
         send(store, "k", "second:0:0:0", identity=SAME, want=want)
@@ -161,15 +161,15 @@ class Recalls(Given):
 
         assert outcome(store) is RENEWED
 
-    @pytest.mark.parametrize(("recalls", "told"), [("free", RENEWED), ("all", RECALLED)])
+    @pytest.mark.parametrize(("recalls", "expected"), [("free", RENEWED), ("all", RECALLED)])
     def test_a_fixed_one_is_asked_only_by_a_call_that_asks_all(
-        self, store: QueueStore, recalls: str, told: RenewOutcome
+        self, store: QueueStore, recalls: str, expected: RenewOutcome
     ) -> None:
         run_first(store, FIXED)
 
         send(store, "k", "second:0:0:0", identity=SAME._replace(recalls=recalls))
 
-        assert outcome(store) is told
+        assert outcome(store) is expected
 
     def test_a_repeated_call_asks_once_and_for_the_same(self, store: QueueStore) -> None:
         run_first(store)

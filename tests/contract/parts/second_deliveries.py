@@ -69,11 +69,11 @@ class ParkedDeliveries(Given):
             ReleaseRequest("k", "a", run="run", completion=AGAIN)
         )  # it had lost its lease, and has ended
 
-        told = store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True))
+        reply = store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True))
 
-        assert told.status is DONE
-        assert told.wake is not None
-        assert told.wake.run == "other"
+        assert reply.status is DONE
+        assert reply.wake is not None
+        assert reply.wake.run == "other"
 
     def test_the_parked_second_delivery_of_an_unsettled_run_is_held_back(
         self, store: QueueStore

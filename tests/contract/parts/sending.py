@@ -49,7 +49,7 @@ def _claim(store: QueueStore) -> Claim:
 
 
 def _start_one(store: QueueStore) -> dict[str, Any]:
-    """Use up the one start of a minute; return what the calls are sent with that it puts off."""
+    """Use up the one start of a minute; return what the calls are sent with that it defers."""
     want = Want(1, 1, (Rate(1, 60.0),))
     take(store, "k", "a", run="first", want=want)
     leave(store, "k", "a", run="first", completion=YES)
@@ -59,7 +59,7 @@ def _start_one(store: QueueStore) -> dict[str, Any]:
 class Sending(Given):
     """A call that the store has taken in is started, once, in its turn, and never lost."""
 
-    # Where it stands
+    # Where it waits
 
     def test_a_run_that_is_sent_again_after_its_end_runs_again(self, store: QueueStore) -> None:
         send(store, "k", "run")
@@ -178,7 +178,7 @@ class Sending(Given):
         assert ask(store, "k", "b", run="second", redelivered=True).status is not DONE
         assert holder(store, "k") == "a"
         assert leave(store, "k", "a", run="first", completion=YES) == []
-        assert holder(store, "k") == "parked:second"  # which is on its way already
+        assert holder(store, "k") == "parked:second"  # which is in flight already
 
     def test_a_request_that_finds_a_free_key_with_others_waiting_admits_them_first(
         self, store: QueueStore, pass_time: Callable[[float], None]
@@ -290,7 +290,7 @@ class Sending(Given):
 
         assert [each.name for each in found] == [slot_name("other")]
 
-    def test_a_request_tells_besides_what_was_published(
+    def test_a_request_also_reports_what_was_published(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         for key in "klm":
@@ -443,7 +443,7 @@ class Sending(Given):
 
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["second"]
 
-    def test_a_paced_one_is_put_off_no_longer_than_its_rate_lasts(self, store: QueueStore) -> None:
+    def test_a_paced_one_is_deferred_no_longer_than_its_rate_lasts(self, store: QueueStore) -> None:
         paced: dict[str, Any] = {"want": Want(1, 1, (Rate(1, 0.2),)), "paced": True}
         assert send(store, "k", "first", **paced).sent is Sent.GO  # and has to come
 

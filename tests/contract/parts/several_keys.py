@@ -16,14 +16,14 @@ from celery_distlock.testing.contract.actions import (
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.actions import RESERVED, park, stand, swept, take_together
+from tests.contract.parts.actions import RESERVED, park, reserve_or_queue, swept, take_together
 
 __all__ = ["SeveralKeys"]
 
 
 def set_out(store: QueueStore, keys: str) -> None:
-    """Put a run on its way to free keys."""
-    assert stand(store, keys).status is RESERVED
+    """Dispatch a run for free keys."""
+    assert reserve_or_queue(store, keys).status is RESERVED
 
 
 class SeveralKeys(Given):
@@ -71,7 +71,7 @@ class SeveralKeys(Given):
     def test_keys_that_are_free_are_not_taken_for_one_that_may_have_run(
         self, store: QueueStore
     ) -> None:
-        stand(store, "k")
+        reserve_or_queue(store, "k")
 
         assert take_all(store, "kl", "ab", redelivered=True) is None
         assert [holder(store, key) for key in "kl"] == ["parked:run", ""]
@@ -79,7 +79,7 @@ class SeveralKeys(Given):
     def test_keys_that_are_kept_for_a_run_that_has_ended_are_not_taken(
         self, store: QueueStore
     ) -> None:
-        stand(store, "kl")
+        reserve_or_queue(store, "kl")
         take(store, "m", "c", run="run")
         take(store, "l", "d", run="run")
         store.release(ReleaseRequest("l", "d", run="run", completion=AGAIN, keep_for=("run", 30.0)))

@@ -33,7 +33,7 @@ from tests.contract.parts.actions import (
     RESERVED,
     goes_on,
     park,
-    stand,
+    reserve_or_queue,
     swept,
 )
 
@@ -43,7 +43,7 @@ TURNS = 8  # that come to nothing, after which the keys that it could have are k
 
 
 def frees(store: QueueStore, key: str, owner: str, **more: object) -> list[WokenTask]:
-    """Give a key up, and have all that this wakes go on; return what is to be sent."""
+    """Give a key up, and have all that this wakes go on; return what must be sent."""
     released = store.release(ReleaseRequest(key, owner, **more))  # type: ignore[arg-type]
     assert released.released
     return [sent for wake in all_of(released.wake) for sent in ready(store, wake)]
@@ -51,7 +51,7 @@ def frees(store: QueueStore, key: str, owner: str, **more: object) -> list[Woken
 
 def wants(store: QueueStore, keys: Sequence[str], run: str = "run", **more: object) -> Status:
     """Have a run wait for its keys, or be sent; return which."""
-    reply = stand(store, keys, run, **more)  # type: ignore[arg-type]
+    reply = reserve_or_queue(store, keys, run, **more)  # type: ignore[arg-type]
     for wake in all_of(reply.wake):
         list(ready(store, wake))
     return reply.status
@@ -77,7 +77,7 @@ class WaitingAtSeveralKeys(Given):
     def test_it_is_sent_when_it_can_have_all_its_keys(self, store: QueueStore) -> None:
         first, second = take(store, "k", "a"), take(store, "l", "b")
 
-        reply = stand(store, "kl")
+        reply = reserve_or_queue(store, "kl")
         assert (reply.status, reply.at, reply.holder) == (PARKED, "k", "a")
         assert frees(store, "k", "a") == []
         assert (queue(store, "k"), queue(store, "l")) == ([], ["run"])
@@ -106,7 +106,7 @@ class WaitingAtSeveralKeys(Given):
         assert runs_of(frees(store, "k", "d")) == ["run"]
 
     def test_free_keys_are_reserved_for_it_at_once(self, store: QueueStore) -> None:
-        reply = stand(store, "kl")
+        reply = reserve_or_queue(store, "kl")
 
         assert reply.status is RESERVED
         assert all_of(reply.wake) == [WokenTask("k", "run", b"run")]
@@ -116,7 +116,7 @@ class WaitingAtSeveralKeys(Given):
             take(store, key, f"{key}'s", run="run")
 
     def test_one_that_is_here_takes_them_itself(self, store: QueueStore) -> None:
-        reply = stand(store, "kl", comes=True)
+        reply = reserve_or_queue(store, "kl", comes=True)
 
         assert (reply.status, reply.wake) == (RESERVED, None)
         for key in "kl":
@@ -126,7 +126,7 @@ class WaitingAtSeveralKeys(Given):
     def test_one_that_is_here_and_dies_is_sent(
         self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
-        assert stand(store, "kl", comes=True).status is RESERVED
+        assert reserve_or_queue(store, "kl", comes=True).status is RESERVED
         pass_time(3.0)
 
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
@@ -136,7 +136,7 @@ class WaitingAtSeveralKeys(Given):
         store.publishers.add(sent.append)
         take(store, "k", "a")
         take(store, "l", "b")
-        stand(store, "kl")
+        reserve_or_queue(store, "kl")
 
         store.dispatch(store.release(ReleaseRequest("l", "b")).wake)
         store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
@@ -147,7 +147,7 @@ class WaitingAtSeveralKeys(Given):
     def test_a_process_without_a_publisher_lets_it_go_on_too(self, store: QueueStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
-        stand(store, "kl")
+        reserve_or_queue(store, "kl")
 
         store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
 
@@ -157,12 +157,12 @@ class WaitingAtSeveralKeys(Given):
     def test_it_has_the_same_place_in_all_queues(self, store: QueueStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
-        reply = stand(store, "kl")
+        reply = reserve_or_queue(store, "kl")
         park(store, "l", "later")
         frees(store, "k", "a")
 
         assert queue(store, "l") == ["run", "later"]
-        assert stand(store, "kl").arrival == reply.arrival
+        assert reserve_or_queue(store, "kl").arrival == reply.arrival
         wake = store.release(ReleaseRequest("l", "b")).wake
         assert wake is not None
         assert wake.run == "run"
@@ -182,12 +182,12 @@ class WaitingAtSeveralKeys(Given):
         for number in range(5):
             route = Route(("api", "hot"), "", (three, ALONE))
             request = StandRequest(f"hot{number}", route, park_request=ParkRequest(b"e"))
-            assert queue_store.stand(store, request).status is PARKED
+            assert queue_store.reserve_or_queue(store, request).status is PARKED
 
         for name in "xyz":
             route = Route(("api", name), "", (three, ALONE))
             request = StandRequest(name, route, park_request=ParkRequest(b"e"))
-            assert queue_store.stand(store, request).status is RESERVED
+            assert queue_store.reserve_or_queue(store, request).status is RESERVED
 
     def test_one_that_was_turned_away_often_has_the_others_kept(self, store: QueueStore) -> None:
         take(store, "k", "k-1")
@@ -248,7 +248,7 @@ class WaitingAtSeveralKeys(Given):
         take(store, "l", "b")
         take(store, "k", "a", run="run")
 
-        reply = stand(store, "kl", owners=["a", ""])
+        reply = reserve_or_queue(store, "kl", owners=["a", ""])
 
         assert (reply.status, reply.at) == (PARKED, "l")
         assert not store.release(ReleaseRequest("k", "a")).released
@@ -260,19 +260,19 @@ class WaitingAtSeveralKeys(Given):
         take(store, "k", "a", run="run")
         park(store, "k", "next")
 
-        reply = stand(store, "kl", owners=["a", ""])
+        reply = reserve_or_queue(store, "kl", owners=["a", ""])
 
         assert reply.status is PARKED
         assert runs_of(all_of(reply.wake)) == ["next"]
 
     def test_one_that_comes_again_has_its_old_place(self, store: QueueStore) -> None:
         take(store, "k", "a")
-        before = stand(store, "kl")
+        before = reserve_or_queue(store, "kl")
         (wake,) = frees(store, "k", "a")
-        stand(store, "kl", "later")
+        reserve_or_queue(store, "kl", "later")
         take(store, "k", "b", run=wake.run, redelivered=True)
 
-        reply = stand(store, "kl", owners=["b", ""])
+        reply = reserve_or_queue(store, "kl", owners=["b", ""])
 
         assert reply.arrival == before.arrival
         assert reply.status is RESERVED
@@ -280,16 +280,17 @@ class WaitingAtSeveralKeys(Given):
     def test_repeating_changes_nothing(self, store: QueueStore) -> None:
         take(store, "l", "b")
 
-        told = [
-            (reply.status, reply.at, reply.holder) for reply in map(stand, [store] * 2, ["kl"] * 2)
+        answers = [
+            (reply.status, reply.at, reply.holder)
+            for reply in map(reserve_or_queue, [store] * 2, ["kl"] * 2)
         ]
 
-        assert told[0] == told[1]
+        assert answers[0] == answers[1]
         assert (queue(store, "k"), queue(store, "l")) == ([], ["run"])
 
-    def test_one_that_is_on_its_way_is_left_alone(self, store: QueueStore) -> None:
+    def test_one_that_is_in_flight_is_left_alone(self, store: QueueStore) -> None:
         take(store, "k", "a")
-        stand(store, "kl")
+        reserve_or_queue(store, "kl")
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert runs_of(goes_on(store, wake)) == ["run"]
 
@@ -304,7 +305,7 @@ class WaitingAtSeveralKeys(Given):
         take(store, "k", "a", run="run")
         store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
-        assert stand(store, "kl").status is DONE
+        assert reserve_or_queue(store, "kl").status is DONE
         assert not store.inspect("k").token
 
     def test_one_that_is_cancelled_is_soon_gone_everywhere(self, store: QueueStore) -> None:
@@ -328,7 +329,7 @@ class WaitingAtSeveralKeys(Given):
 
     def test_where_it_waits_is_known(self, store: QueueStore) -> None:
         take(store, "l", "b")
-        stand(store, "kl", "task:0:0:0")
+        reserve_or_queue(store, "kl", "task:0:0:0")
 
         assert list(store.parking.find_parked("task")) == [("l", "task:0:0:0")]
         here, there = (
@@ -344,7 +345,7 @@ class WaitingAtSeveralKeys(Given):
 
     def test_one_whose_waker_has_died_goes_on_soon(self, store: QueueStore) -> None:
         take(store, "k", "a")
-        stand(store, "kl")
+        reserve_or_queue(store, "kl")
         store.release(ReleaseRequest("k", "a"))
 
         (wake,) = wait_until(lambda: swept(store), "a sweep")

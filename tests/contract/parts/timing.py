@@ -1,4 +1,4 @@
-"""Stores that know when time lets somebody enter."""
+"""Stores that know when time alone admits a request."""
 
 import threading
 import time
@@ -11,17 +11,17 @@ from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import Limit, Want
 from celery_distlock.testing.contract.actions import RESTS, enter, leave, runs_of, take, wait_until
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.actions import park, stand, swept
+from tests.contract.parts.actions import park, reserve_or_queue, swept
 
 __all__ = ["Timing"]
 
 LONG = 60.0  # seconds for which one is the ticker
 
 
-def tick(store: QueueStore, who: str = "t", *, seconds: float = LONG) -> Claim:
-    """Be the ticker and claim what is due, without an inbox that anybody looks at."""
-    with closing(store.timetable.ticker_inbox(who)) as inbox:
-        return store.timetable.claim_due(who, inbox, seconds)
+def tick(store: QueueStore, process: str = "t", *, seconds: float = LONG) -> Claim:
+    """Be the ticker and claim what is due, without an inbox that is read."""
+    with closing(store.timetable.ticker_inbox(process)) as inbox:
+        return store.timetable.claim_due(process, inbox, seconds)
 
 
 def claimed(store: QueueStore) -> Claim | None:
@@ -37,7 +37,7 @@ def settle(store: QueueStore, claim: Claim, again: dict[str, float | None]) -> C
 
 
 def wake(store: QueueStore, claim: Claim) -> tuple[list[str], dict[str, float | None]]:
-    """Look at what was claimed; return whom that wakes, and what is due again."""
+    """Look at what was claimed; return what that wakes, and what is due again."""
     again: dict[str, float | None] = {}
     return runs_of(list(store.parking.wake_due(claim.names, again))), again
 
@@ -115,7 +115,7 @@ class Timing(Given):
         take(store, "k", "a")
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
 
-        stand(store, "jk")
+        reserve_or_queue(store, "jk")
 
         assert 29 < store.timetable.dues().first <= 30.1
 
@@ -195,7 +195,7 @@ class Timing(Given):
         pass_time(1.5)
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
 
-    # Who looks
+    # The ticker
 
     def test_one_is_the_ticker(self, store: QueueStore) -> None:
         store.timetable.note_due({"k": 0.0})
@@ -242,7 +242,7 @@ class Timing(Given):
 
 
 class Waits(threading.Thread):
-    """One who waits at an inbox until he is called, or it is due all the same."""
+    """One waits at an inbox until it is called, or until it is due all the same."""
 
     def __init__(self, inbox: Inbox) -> None:
         super().__init__(daemon=True)

@@ -38,7 +38,7 @@ from celery_distlock.testing.contract.actions import (
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.actions import PARKED, RESERVED, goes_on, park, stand, swept
+from tests.contract.parts.actions import PARKED, RESERVED, goes_on, park, reserve_or_queue, swept
 
 __all__ = ["Queued", "SeveralFound", "Units"]
 
@@ -51,7 +51,7 @@ def _pass_over(store: QueueStore) -> None:
     park(store, "k", "run", want=Want(2, 2))
 
 
-def _limit_beside(store: QueueStore) -> None:
+def _limit_others(store: QueueStore) -> None:
     store.units.set_limit("k", Limit(1))
     enter(store, "k", "a")
 
@@ -81,7 +81,7 @@ SITUATIONS = [
     pytest.param(lambda store: enter(store, "k", "a", Want(3, 5)), id="three of five"),
     pytest.param(_pass_over, id="a waiter"),
     pytest.param(lambda store: store.units.set_limit("k", Limit(0)), id="paused"),
-    pytest.param(_limit_beside, id="as many as a limit allows"),
+    pytest.param(_limit_others, id="as many as a limit allows"),
     pytest.param(_rest, id="at rest"),
     pytest.param(_start, id="as often as a rate allows"),
     pytest.param(_wake, id="reserved"),
@@ -105,7 +105,7 @@ class Units(Given):
 
     @pytest.mark.parametrize("want", [ALONE, SHARED, TWO, Want(2, 3), RATED])
     @pytest.mark.parametrize("prepare", SITUATIONS)
-    def test_a_look_tells_whether_what_is_wanted_would_be_granted(
+    def test_a_look_shows_whether_what_is_wanted_would_be_granted(
         self, store: QueueStore, prepare: Callable[[QueueStore], object], want: Want
     ) -> None:
         prepare(store)
@@ -152,7 +152,7 @@ class Units(Given):
 
 
 class Queued(Given):
-    """Who waits for a part of a key: one queue, strictly in order."""
+    """Waiters for a part of a key: one queue, strictly in order."""
 
     def test_one_release_wakes_all_that_fit_in_their_order(self, store: QueueStore) -> None:
         take(store, "k", "a")
@@ -320,7 +320,7 @@ class Queued(Given):
         enter(store, "k", "a", TWO)
         enter(store, "l", "b")
 
-        reply = stand(store, "kl", wants=(TWO, Want()))
+        reply = reserve_or_queue(store, "kl", wants=(TWO, Want()))
 
         assert (reply.status, reply.at) == (PARKED, "l")
         assert {each.owner for each in store.inspect("k").holders} == {"a"}
@@ -333,7 +333,7 @@ class Queued(Given):
         self, store: QueueStore
     ) -> None:
         wants = TWO, Want()
-        assert stand(store, "kl", wants=wants).status is RESERVED
+        assert reserve_or_queue(store, "kl", wants=wants).status is RESERVED
         enter(store, "k", "cde", Want(1, 9))
 
         assert take_all(store, "kl", "ab", redelivered=True, wants=wants) is not None
@@ -372,7 +372,7 @@ class Queued(Given):
         take(store, "k", "back", arrival=early.arrival, want=Want(4, 4))
 
         assert store.inspect("k").waiting == 1  # it has its place back
-        assert leave(store, "k", "back") == []  # it is on its way already
+        assert leave(store, "k", "back") == []  # it is in flight already
         take(store, "k", "b", run="late", redelivered=True, want=Want(2, 4))
 
 

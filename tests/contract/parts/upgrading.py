@@ -28,7 +28,7 @@ DEADLOCK, FREE = Status.DEADLOCK, Status.FREE
 
 
 class Upgrading(Given):
-    """One who shares a key has all of it at last, and shares again what it had alone."""
+    """A sharing holder gets all of the key at last, and shares it again."""
 
     def test_the_only_sharer_has_it_exclusively_at_once(self, store: QueueStore) -> None:
         shared = take(store, "k", "a", want=SHARED)

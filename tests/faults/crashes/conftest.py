@@ -81,7 +81,7 @@ class Scene:
 
     def wait_whole(self) -> None:
         """Wait until no pool has a process that is dying, or dead and not noticed yet."""
-        wait_until(lambda: not any(map(processes.alive, self.struck())), timeout=60.0)
+        wait_until(lambda: not any(map(processes.alive, self.killed_at_a_point())), timeout=60.0)
         for worker in self.workers:
             worker.wait_whole()
 
@@ -165,7 +165,7 @@ class Scene:
 
     def arm(self, points: str, signum: signal.Signals = signal.SIGKILL) -> None:
         """
-        Count crossings from 0; whoever makes one of *points* gets the signal there and then.
+        Count crossings from 0; a process that makes one of *points* gets the signal there and then.
 
         A point is named as in ``child:park:after:2``; several are separated by commas.
         """
@@ -180,13 +180,13 @@ class Scene:
         stem = f"{self.env['DISTLOCK_TEST_PREFIX']}:points"
         return {point: int(n) for point, n in self._redis.hgetall(f"{stem}:counts").items()}
 
-    def struck(self) -> list[int]:
+    def killed_at_a_point(self) -> list[int]:
         """The pools' processes that got a signal at a point."""
-        strikes = [each for each in self.strikes() if each["point"].startswith("child:")]
-        return [each["victims"][0] for each in strikes]
+        hits = [each for each in self.hits() if each["point"].startswith("child:")]
+        return [each["victims"][0] for each in hits]
 
-    def strikes(self) -> list[dict[str, Any]]:
-        return self.journal.read("strikes")
+    def hits(self) -> list[dict[str, Any]]:
+        return self.journal.read("hits")
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def scene(
     """
     Two workers of two processes each, for the tests of a module.
 
-    A module says by `OPTIONS` how the app is to be, and by `WORKERS` how many there are.
+    A module says by `OPTIONS` how the app is made, and by `WORKERS` how many there are.
     """
     yield from make_scene(
         redis_server.url,
@@ -266,7 +266,7 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _show_logs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Of a test that fails, show what its workers logged meanwhile."""
+    """Of a test that fails, show what its workers logged."""
     scene = next((request.getfixturevalue(n) for n in SCENES if n in request.fixturenames), None)
     before = scene.log() if scene else ""
     yield

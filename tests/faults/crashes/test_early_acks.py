@@ -39,9 +39,9 @@ def wait_ready(scene, results) -> None:
 
 
 def check_order(scene, key) -> list[int]:
-    """Nobody ran beside another; return who ran."""
+    """No two ran at once; return which ran."""
     begun = scene.begun(key)
-    assert [note["beside"] for note in begun] == [[]] * len(begun)
+    assert [note["others"] for note in begun] == [[]] * len(begun)
     tokens = [note["token"] for note in begun]
     assert tokens == sorted(set(tokens))
     return sorted(note["name"] for note in begun)
@@ -73,15 +73,15 @@ def test_what_was_woken_and_has_not_its_key_outlives_the_worker_it_was_pushed_to
 
 @pytest.mark.parametrize("point", ["release:before", "release:after"])
 def test_the_death_of_the_waker_affects_no_other(scene, key, point):
-    seen = len(scene.strikes())
+    seen = len(scene.hits())
     with scene.lock(key):
         results = park(scene, key)
         scene.wait_queued(key, TASKS)
         scene.arm(f"child:{point}:1")
     wait_ready(scene, results)
 
-    (strike,) = scene.strikes()[seen:]
-    waker = next(note["name"] for note in scene.begun(key) if note["pid"] in strike["victims"])
+    (hit,) = scene.hits()[seen:]
+    waker = next(note["name"] for note in scene.begun(key) if note["pid"] in hit["victims"])
     for number, result in enumerate(results):
         got = result.get(timeout=10, propagate=False)
         assert got == number or (number == waker and isinstance(got, WorkerLostError))
@@ -104,11 +104,11 @@ def test_the_death_of_one_that_looks_for_its_key_affects_no_other(scene, key):
 
 
 def test_a_worker_that_dies_loses_at_most_what_its_processes_had_begun(scene, key):
-    seen = len(scene.strikes())
+    seen = len(scene.hits())
     with scene.lock(key):
         scene.arm("main:acknowledge:after:1")
         results = park(scene, key)
-        wait_until(lambda: len(scene.strikes()) > seen, what="a worker to die")
+        wait_until(lambda: len(scene.hits()) > seen, what="a worker to die")
         scene.mend()
 
         def settled() -> bool:

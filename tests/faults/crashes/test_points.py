@@ -146,7 +146,7 @@ class Play:
         self._points = points
         self._client = client
         self._results: list[Any] = []
-        self._strikes = len(scene.strikes())
+        self._hits = len(scene.hits())
         self.crossings: dict[str, int] = {}
         self._quiet_since = time.monotonic()  # when the broker last had nothing
 
@@ -159,21 +159,21 @@ class Play:
             holder.acquire()
         self._results = [scene.tasks.work.delay(self._key, n) for n in range(TASKS)]
         self._wait(
-            lambda: scene.look(self._key).waiting == TASKS or self.strikes, "the tasks to be parked"
+            lambda: scene.look(self._key).waiting == TASKS or self.hits, "the tasks to be parked"
         )
         holder.release()
         self._wait(lambda: all(result.ready() for result in self._results), "all results")
         self._wait(lambda: not scene.left(self._key), "nothing to be left")
         if not self._points and not self._client:
-            # The results are there before the last process has told the store, and noted that.
-            told = "child:drop:after"
-            self._wait(lambda: scene.crossings().get(told, 0) >= TASKS, "all ends to be told")
+            # The results are there before the last process has notified the store, and noted that.
+            point = "child:drop:after"
+            self._wait(lambda: scene.crossings().get(point, 0) >= TASKS, "all ends")
         self.crossings = scene.crossings()
         scene.arm("")
 
     @property
-    def strikes(self) -> list[dict[str, Any]]:
-        return self._scene.strikes()[self._strikes :]
+    def hits(self) -> list[dict[str, Any]]:
+        return self._scene.hits()[self._hits :]
 
     def _wait(self, fact, what: str) -> None:
         """Wait for *fact*, and bring up a new worker where one has died."""
@@ -187,7 +187,7 @@ class Play:
             wait_until(look, timeout=90.0, what=what, poll=0.05)
         except AssertionError as error:
             states = [result.state for result in self._results]
-            error.add_note(f"{states}, {self.strikes}, {self._scene.left(self._key)}")
+            error.add_note(f"{states}, {self.hits}, {self._scene.left(self._key)}")
             raise
 
     def _send_what_the_transport_lost(self) -> None:
@@ -198,7 +198,7 @@ class Play:
         task's message that is lost so is sent again by the sweep, a minute later.
         """
         broker = {"messages", "unacked"} & self._scene.left(self._key).keys()
-        if not self.strikes or broker:
+        if not self.hits or broker:
             self._quiet_since = time.monotonic()
         elif time.monotonic() > self._quiet_since + 3.0:
             arrived = set(self._scene.journal.read("arrived"))
@@ -211,7 +211,7 @@ class Play:
         scene = self._scene
         assert [result.get(timeout=10) for result in self._results] == list(range(TASKS))
         begun = scene.begun(self._key)
-        assert [note["beside"] for note in begun] == [[]] * len(begun)
+        assert [note["others"] for note in begun] == [[]] * len(begun)
         tokens = [note["token"] for note in begun]
         assert tokens == sorted(set(tokens))
 
@@ -222,9 +222,9 @@ class Play:
         assert max(times.values()) <= 2
 
     def interrupted(self) -> set[int]:
-        """The tasks that were killed before the lock store was told of their end."""
+        """The tasks that were killed before the lock store knew of their end."""
         scene = self._scene
-        victims = {pid for strike in self.strikes for pid in strike["victims"]}
+        victims = {pid for hit in self.hits for pid in hit["victims"]}
         last = {note["pid"]: note for note in scene.begun(self._key)}
         settled = scene.journal.read("settled")
         return {
@@ -238,12 +238,12 @@ def play(scene, key: str, points: str = "", *, client: bool = False) -> Play:
     played = Play(scene, key, points, client=client)
     played.run()
     played.check()
-    if {strike["point"] for strike in played.strikes} != set(filter(None, points.split(","))):
+    if {hit["point"] for hit in played.hits} != set(filter(None, points.split(","))):
         pytest.skip("not crossed so often this time")
     return played
 
 
-# Nobody dies: what there is to die at
+# No process dies: what there is to die at
 
 
 def seen(played: Play) -> dict[str, int]:
@@ -256,7 +256,7 @@ def seen(played: Play) -> dict[str, int]:
     return {p: n for p, n in counts.items() if p not in LASTING and not p.endswith(":load")}
 
 
-PLAYS = 3  # while a process stands still for a moment, messages come again, and that is crossings
+PLAYS = 3  # while a process is stopped for a moment, messages come again, and that is crossings
 
 
 def test_these_are_the_crossings_by_channel(by_channel, key):
@@ -278,7 +278,7 @@ def test_these_are_the_crossings_by_broker(by_broker, key):
     assert crossed == BY_BROKER
 
 
-# Somebody does
+# A process dies
 
 
 @pytest.mark.parametrize("point", every(BY_CHANNEL | MORE) + SWEEPS if ALL else FEW_BY_CHANNEL)

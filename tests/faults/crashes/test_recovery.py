@@ -52,7 +52,7 @@ def check_next(scene, key, other, death) -> None:
     assert other.get(timeout=60) == "next"
     gone = death.wait()
     notes = [note for note in scene.journal.read(key) if note["name"] == "next"]
-    assert notes[0]["beside"] == []
+    assert notes[0]["others"] == []
     assert notes[0]["at"] - gone < SOON
 
 
@@ -140,7 +140,7 @@ def test_with_reject_on_worker_lost_the_killed_task_runs_again(scene, key, how):
     assert result.get(timeout=60) == "again"
     names = [note["name"] for note in scene.begun(key)]
     assert sorted(names) == sorted([how, how, "next"])
-    assert all(note["beside"] == [] for note in scene.begun(key))
+    assert all(note["others"] == [] for note in scene.begun(key))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

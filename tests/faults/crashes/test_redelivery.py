@@ -34,7 +34,7 @@ def check(scene, key, *expected) -> None:
     """The tasks *expected* began in this order, each alone, and nothing of them is left."""
     wait_until(lambda: not scene.left(key), timeout=60.0, what="nothing to be left")
     begun = scene.begun(key)
-    assert [note["beside"] for note in begun] == [[]] * len(begun)
+    assert [note["others"] for note in begun] == [[]] * len(begun)
     assert [note["name"] for note in begun] == list(expected)
 
 
@@ -129,7 +129,7 @@ def check_all(scene, key, results, *expected) -> None:
     assert [result.get(timeout=30) for result in results] == ["task", 0, 1, 2]
     wait_until(lambda: not scene.left(key), timeout=60.0, what="nothing to be left")
     begun = scene.begun(key)
-    assert [note["beside"] for note in begun] == [[]] * len(begun)
+    assert [note["others"] for note in begun] == [[]] * len(begun)
     assert sorted(str(note["name"]) for note in begun) == sorted(map(str, expected))
 
 

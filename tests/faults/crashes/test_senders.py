@@ -1,7 +1,7 @@
 """
 A process is killed wherever it touches the outside world while it sends tasks through the store.
 
-What it was told is accepted runs, once, in the order of the calls; of the call that it was at when
+What was accepted runs, once, in the order of the calls; of the call that it was at when
 it died it may be either.
 """
 
@@ -52,11 +52,11 @@ def send(scene: Scene, key: str, *how: str) -> list[int]:
 def play(scene: Scene, key: str, points: str = "") -> list[int]:
     scene.mend()
     scene.arm(points)
-    strikes = len(scene.strikes())
+    hits = len(scene.hits())
 
     accepted = send(scene, key)
 
-    assert [strike["point"] for strike in scene.strikes()[strikes:]] == ([points] if points else [])
+    assert [hit["point"] for hit in scene.hits()[hits:]] == ([points] if points else [])
     wait_until(
         lambda: {note["name"] for note in scene.begun(key)} >= set(accepted),
         timeout=60.0,
@@ -96,11 +96,11 @@ FEW_ONCE = ["client:identity:after:2", "client:send:before:2", "client:send:afte
 def test_a_sender_that_dies_leaves_no_identity(by_channel, key, point):
     by_channel.mend()
     by_channel.arm(point)
-    strikes = len(by_channel.strikes())
+    hits = len(by_channel.hits())
 
     accepted = send(by_channel, key, "once")
 
-    assert [strike["point"] for strike in by_channel.strikes()[strikes:]] == [point]
+    assert [hit["point"] for hit in by_channel.hits()[hits:]] == [point]
     wait_until(
         lambda: {note["name"] for note in by_channel.begun(key)} >= set(accepted),
         timeout=60.0,

@@ -59,10 +59,10 @@ def wait_end(worker) -> None:
 
 
 def check(scene, key, stopped, expected) -> None:
-    """Those who were parked ran once each, alone, and not in the worker that was stopped."""
+    """Those that were parked ran once each, alone, and not in the worker that was stopped."""
     wait_until(lambda: not scene.left(key), what="nothing to be left")
     begun = scene.begun(key)
-    assert [note["beside"] for note in begun] == [[]] * len(begun)
+    assert [note["others"] for note in begun] == [[]] * len(begun)
     assert sorted(str(note["name"]) for note in begun) == sorted(map(str, expected))
     here = {pid for worker in scene.workers if worker is not stopped for pid in worker.children()}
     assert {note["pid"] for note in begun if note["name"] != "holder"} <= here
@@ -113,7 +113,7 @@ def test_soft_and_the_task_ends_in_time(stage, key, late):
     wait_end(worker)
     wait_until(lambda: not scene.left(key), what="nothing to be left")
     begun = scene.begun(key)
-    assert [note["beside"] for note in begun] == [[]] * len(begun)
+    assert [note["others"] for note in begun] == [[]] * len(begun)
     assert sorted(map(str, (note["name"] for note in begun))) == sorted(["0", "1", "2", "holder"])
 
 
@@ -152,7 +152,7 @@ def test_what_was_pushed_and_not_begun_runs_elsewhere(stage, key, late, signum):
             scene.wait_begun(other)
     received = f"work[{pushed.id}] received"
     wait_until(lambda: worker.log().count(received) >= 2, what="the push to be taken")
-    scene.let_pass(key, -600)  # nobody sends it while this worker could still take it again
+    scene.let_pass(key, -600)  # it is not sent while this worker could still take it again
 
     scene.start(concurrency=4)  # with late acknowledgement the busy ones come here, too
     stop(worker, signum)

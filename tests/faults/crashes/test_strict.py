@@ -36,7 +36,7 @@ def scene(request, redis_server, tmp_path_factory):
 
 @pytest.mark.parametrize(("scene", "point"), POINTS, indirect=["scene"])
 def test_a_strict_task_whose_worker_is_killed_is_not_passed(scene, key, point):
-    before = len(scene.strikes())
+    before = len(scene.hits())
     scene.mend()
     with scene.lock(key, lease=60.0):
         results = [scene.tasks.work_strict.delay(key, number) for number in range(TASKS)]
@@ -47,7 +47,7 @@ def test_a_strict_task_whose_worker_is_killed_is_not_passed(scene, key, point):
     time.sleep(OVERDUE)  # no process is free for the first
     scene.journal.open(key)
 
-    wait_until(lambda: len(scene.strikes()) > before, timeout=60.0, what=point)
+    wait_until(lambda: len(scene.hits()) > before, timeout=60.0, what=point)
     for worker in scene.workers:
         worker.kill(whole=True)
     held = scene.look(key)
@@ -63,4 +63,4 @@ def test_a_strict_task_whose_worker_is_killed_is_not_passed(scene, key, point):
     begun = scene.begun(key)
     order = dict.fromkeys(note["id"] for note in begun if note["id"] != has_begun)
     assert list(order) == [result.id for result in results if result.id != has_begun]
-    assert not any(note["beside"] for note in begun)
+    assert not any(note["others"] for note in begun)

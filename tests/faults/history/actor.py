@@ -155,7 +155,7 @@ def end_the_process(failed: threading.ExceptHookArgs) -> None:
 
 
 def release_without_looking() -> None:
-    """A release takes the key from whoever has it."""
+    """A release takes the key from any holder."""
     right = RedisStore.release
 
     def wrong(self: RedisStore, request: ReleaseRequest) -> Any:
@@ -179,7 +179,7 @@ def believe_from_the_answer() -> None:
     Hold.take, Hold.renewed = take, renewed  # type: ignore[method-assign]
 
 
-def take_all_from_anybody() -> None:
+def take_all_from_any_holder() -> None:
     """Several keys are granted although others may hold some of them."""
     right = RedisStore.acquire_all
 
@@ -207,8 +207,8 @@ def let_one_too_many_in() -> None:
     RedisStore.acquire = wrong  # type: ignore[method-assign]
 
 
-def let_readers_in_beside_a_writer() -> None:
-    """Who has it alone is taken for one who shares it."""
+def admit_readers_with_a_writer() -> None:
+    """An exclusive holder is taken for a sharing one."""
     right = RedisStore.acquire
 
     def wrong(self: RedisStore, request: AcquireRequest) -> Any:
@@ -219,8 +219,8 @@ def let_readers_in_beside_a_writer() -> None:
 
 BREAKAGES = {
     "lets one too many in": let_one_too_many_in,
-    "lets readers in beside a writer": let_readers_in_beside_a_writer,
-    "takes all from anybody": take_all_from_anybody,
+    "admits readers with a writer": admit_readers_with_a_writer,
+    "takes all from any holder": take_all_from_any_holder,
     "releases without looking": release_without_looking,
     "believes from the answer": believe_from_the_answer,
 }

@@ -1,5 +1,5 @@
 """
-Who believed to hold how much of which key, and when: a history of many locks, and what is wrong in
+Which process believed to hold how much of which key, and when: many locks, and what is wrong in
 it.
 
 The clock of all processes of one machine is the same, so what one believed can be compared with
@@ -38,7 +38,7 @@ def read(path: Path, deaths: dict[int, float]) -> list[Belief]:
 
     *deaths* says when those processes that were killed were still alive for the last time: their
     last beliefs have no end of their own. They end then, or with the lease if that was over before:
-    who stood still for longer, and was killed before he looked, believed in nothing any more.
+    a process that was stopped for longer, and killed before it looked, believed in nothing then.
     """
     begun: dict[str, dict] = {}
     beliefs = []
@@ -46,18 +46,18 @@ def read(path: Path, deaths: dict[int, float]) -> list[Belief]:
         note = json.loads(line)
         if "end" in note:
             first = begun.pop(note["owner"])
-            beliefs.append(Belief(first["key"], first["begin"], note["end"], *_who(first)))
+            beliefs.append(Belief(first["key"], first["begin"], note["end"], *_holder(first)))
         elif "begin" in note:
             begun[note["owner"]] = note
         elif note["owner"] in begun:  # its lease was renewed
             begun[note["owner"]]["until"] = note["until"]
     for note in begun.values():
         end = max(note["begin"], min(deaths[note["pid"]], note["until"]))
-        beliefs.append(Belief(note["key"], note["begin"], end, *_who(note)))
+        beliefs.append(Belief(note["key"], note["begin"], end, *_holder(note)))
     return beliefs
 
 
-def _who(note: dict) -> tuple[int, str, int, int]:
+def _holder(note: dict) -> tuple[int, str, int, int]:
     return note["token"], note["owner"], note.get("units", 1), note.get("capacity", 1)
 
 
@@ -65,8 +65,8 @@ def faults(beliefs: Iterable[Belief]) -> Iterator[str]:
     """
     What must not be.
 
-    Somebody beside one who believed to be alone; more units in use than the largest capacity of
-    those who believed at that time, or of a lane than its cap; tokens that do not rise, but for
+    Another holder during an exclusive belief; more units in use than the largest capacity of
+    those that believed at that time, or of a lane than its cap; tokens that do not rise, but for
     those that share the key.
     """
     by_key = defaultdict(list)
@@ -82,12 +82,12 @@ def faults(beliefs: Iterable[Belief]) -> Iterator[str]:
 
 
 def _overlaps(beliefs: Iterable[Belief]) -> Iterator[str]:
-    """What is wrong with how those of one key believed beside each other; in order of begins."""
+    """What is wrong with beliefs of one key that overlap; in order of begins."""
     inside: list[Belief] = []
     for newest in beliefs:
-        beside = [each for each in inside if each.end > newest.begin]
-        inside = [*beside, newest]
-        for one in beside:
+        others = [each for each in inside if each.end > newest.begin]
+        inside = [*others, newest]
+        for one in others:
             if 1 in (one.capacity, newest.capacity):
                 yield f"{1e3 * (one.end - newest.begin):.1f} ms too long: {one} and {newest}"
             elif one.token != newest.token:

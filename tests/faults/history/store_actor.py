@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start such a process; it ends when it is told a line."""
+    """Start such a process; it ends when it reads a line."""
     return subprocess.Popen(
         die_with_parent([sys.executable, "-m", "tests.faults.history.store_actor", *arguments]),
         stdin=subprocess.PIPE,

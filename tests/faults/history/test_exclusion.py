@@ -113,7 +113,7 @@ class Stage:
             actor.send_signal(signal.SIGCONT)
 
     def stop_actors_that_await_answers(self) -> None:
-        """They come while it stands still: when it goes on they may be older than a lease."""
+        """They come while it is stopped: when it goes on they may be older than a lease."""
         self._admin("CLIENT", "PAUSE", 200, "ALL")
         self.pause(0.05, 0.1)
         self._stop(ACTORS - 1)
@@ -198,8 +198,8 @@ def test_no_two_believe_at_one_time_and_tokens_rise(stage, situation):
 def test_a_broken_lock_is_found(stage, breakage):
     stage = stage("1", breakage)
 
-    for _ in range(50):  # one or two do, but on a machine that lets nobody get on
+    for _ in range(50):  # one or two do, but on a machine that is too busy
         beliefs = stage.play(4.0, [Stage.stop_actors_that_await_answers])
         if list(history.faults(beliefs)):
             return
-    pytest.fail("nobody noticed")
+    pytest.fail("not noticed")

@@ -1,8 +1,8 @@
 """
 A world of tasks, a broker and workers around a store, in which anything happens in any order.
 
-The store is asked as the package asks it. What the world knows beside it is where each task is, who
-believes that he holds a key, and what has ended. Time stands still but for `time_passes`.
+The store is asked as the package asks it. The world knows besides where each task is, which
+believes that it holds a key, and what has ended. Time advances only by `time_passes`.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ class Run:
     name: str
     key: str
     kind: str
-    over: bool = False  # it need not run (any more)
-    known: bool = False  # to the store, as one that has ended: it must not run any more
+    over: bool = False  # it need not run, or not again
+    known: bool = False  # to the store, as one that has ended: it must not run again
     revoked: bool = False
     inherits: bool = False  # its key was kept for it, and so was the token
 
     def __post_init__(self) -> None:
         self.late = "late" in self.kind  # acknowledged when it has ended, not before it begins
         self.blocks = "waits" in self.kind  # in its process, and is parked if it gives up
-        self.lock = "lock" in self.kind  # no task, but somebody who uses `Lock`
+        self.lock = "lock" in self.kind  # no task, but a caller of `Lock`
         self.wake = WokenTask(self.key, self.name, f"envelope of {self.name}".encode())
 
 
@@ -118,7 +118,7 @@ class Process:
     message: Message
     inbox: Any = None  # while it waits
     runs: bool = False
-    settles: bool = False  # its body has ended, and its result is on its way
+    settles: bool = False  # its body has ended, and its result is being stored
     recalled: bool = False  # asked to leave
 
     @property
@@ -147,7 +147,7 @@ class World(RuleBasedStateMachine):
         self.broker: list[Message] = []
         self.processes: list[Process] = []
         self.sweepers: list[Iterator[WokenTask]] = []
-        self.belated: list[Callable[[], object]] = []  # what is done in the end, by whomever
+        self.belated: list[Callable[[], object]] = []  # what is done in the end, by any process
         self.last_tokens = dict.fromkeys(KEYS, 0)
         self.calm = self.slow = self.pushes = False
         self.mishap = ""
@@ -157,7 +157,7 @@ class World(RuleBasedStateMachine):
     @initialize(calm=st.booleans(), pushes=st.booleans())
     def begin(self, calm: bool, pushes: bool) -> None:
         """
-        In calm weather nobody dies, no answer is lost and everything goes quickly.
+        In calm weather no process dies, no answer is lost and everything goes quickly.
 
         With *pushes* the broker is the last resort.
         """
@@ -177,7 +177,7 @@ class World(RuleBasedStateMachine):
     def waiting(self) -> list[Process]:
         return [process for process in self.processes if process.inbox is not None]
 
-    def told(self) -> list[Process]:
+    def called(self) -> list[Process]:
         return [process for process in self.waiting() if process.inbox._called]
 
     def takers(self) -> list[Worker]:
@@ -347,7 +347,7 @@ class World(RuleBasedStateMachine):
             try:
                 reply = self.store.parking.park_if_held(run.key, run.name, park_request, 0.25)
                 if reply.status is Status.PARKED:
-                    if not reply.holder:  # whoever was before it has ended meanwhile
+                    if not reply.holder:  # the one before it has ended since
                         self.sweep(self.store.parking.wake_next(run.key))
                     return
             except StoreUnavailableError:
@@ -443,7 +443,7 @@ class World(RuleBasedStateMachine):
             if reply.status is Status.PARKED:
                 return self.send(reply.wake)
             if not self.release(hold):
-                run.over = True  # nobody has heard of it
+                run.over = True  # it is unknown to all others
                 return False
         self.broker.append(Message(run, woken=True))
         return True
@@ -532,7 +532,7 @@ class World(RuleBasedStateMachine):
             return True
         self.broker.append(Message(run, woken=True))
         if self.mishap == "it says late that it has sent":
-            self.slow = True  # it may be taken for sent when it has to be sent anew
+            self.slow = True  # it may be taken for sent when it has to be sent again
             self.belated.append(lambda: self.say_sent(wake))
         if self.mishap.startswith("it "):
             raise _Interrupted
@@ -602,7 +602,7 @@ class World(RuleBasedStateMachine):
             ways = [
                 (self.broker, self.deliver),
                 (self.takers(), self.take),
-                (self.told(), self.look),
+                (self.called(), self.look),
                 (self.running(), self.finish),
                 (self.settling(), self.settle),
                 (self.belated, self.do),
@@ -618,12 +618,12 @@ class World(RuleBasedStateMachine):
 
     def leave_nothing(self) -> None:
         self.store.pass_time(DAY)
-        for key in KEYS:  # a blocked waiter that died is struck by the next one who has the key
+        for key in KEYS:  # a blocked waiter that died is removed by the next holder
             assert (
                 self.store.acquire(AcquireRequest(key, "newcomer", LEASE)).status is Status.GRANTED
             )
             self.store.release(ReleaseRequest(key, "newcomer"))
-        assert not list(self.store.parking.sweep(SWEEP))  # it marks what the index holds in vain
+        assert not list(self.store.parking.sweep(SWEEP))  # it marks stale names of the index
         self.store.pass_time(COPIES + 1)
         assert not list(self.store.parking.sweep(SWEEP))
         self.store.pass_time(SWEEP)

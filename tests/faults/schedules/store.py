@@ -1,4 +1,4 @@
-"""The real store, over a wire that can lose answers, in a time that passes when it is told to."""
+"""The real store, over a wire that can lose answers, in a time that passes on request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ end
 
 
 class Time:
-    """Stands in for `clock.monotonic`."""
+    """Replaces `clock.monotonic`."""
 
     def __init__(self) -> None:
         self.passed = 0.0
@@ -60,7 +60,7 @@ class UnluckyStore(RedisStore):
         self.losses = ""
         self.numbers = itertools.count()
         self._time = time
-        self._ear = self._servers.connect(None)()  # for everybody who subscribed
+        self._ear = self._servers.connect(None)()  # for all subscribers
         self._channels: dict[bytes, Callable[[bytes], None]] = {}
         self.workers = [Worker(self), Worker(self)]
         records = [record for key in KEYS for record in self._records_of(key)]
@@ -71,7 +71,7 @@ class UnluckyStore(RedisStore):
         super().close()
 
     def dispatch(self, wake: WokenTask | None, **_: Any) -> Sending:
-        """Send it here and now: who dies of that is to be the one who does it."""
+        """Send it here and now: the process that does it is the one that may die of it."""
         return Sending.LEFT if wake is None else self.publishers.deliver(wake)
 
     def _exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
@@ -92,7 +92,7 @@ class UnluckyStore(RedisStore):
         self._do("EVAL", _PASS, len(self._all), *self._all, round(seconds * 1000))
 
     def kept(self) -> set[str]:
-        """The runs that are parked or on their way."""
+        """The runs that are parked or in flight."""
         asked = [command(b"", "HKEYS", self._records_of(key)[2]) for key in KEYS]
         fields = itertools.chain(*self._servers.exchange(asked, 30.0))
         return {field[2:].decode() for field in fields if field.startswith(b"e:")}
@@ -141,7 +141,7 @@ class ToldPost(WaiterSubscriptions):
 
 
 class Worker:
-    """A worker's main process: its channel gets runs, and its mailbox tells blocked waiters."""
+    """A worker's main process: its channel gets runs, and its mailbox notifies blocked waiters."""
 
     def __init__(self, store: UnluckyStore) -> None:
         self._store = store

@@ -35,7 +35,7 @@ SETTINGS = schedules(300, steps=20)
 
 
 class ForgetfulStore(UnluckyStore):
-    """Forgets to say whom a release has woken."""
+    """Forgets to say what a release has woken."""
 
     def release(self, request: ReleaseRequest) -> Release:
         return super().release(request)._replace(wake=None)

@@ -124,7 +124,7 @@ class Play:
 
     def take(self, wake: WokenTask | None) -> None:
         for each in [] if wake is None else [wake._replace(also=()), *wake.also]:
-            if self.rng.random() < 0.9:  # else who was to send it has died
+            if self.rng.random() < 0.9:  # else the process that was to send it has died
                 self.publish(each)
 
     def comes(self) -> None:
@@ -161,7 +161,7 @@ class Play:
             self.check()
 
     def dies(self) -> None:
-        """Who has the key dies: its lease ends, and the broker delivers its message again."""
+        """The holder dies: its lease ends, and the broker delivers its message again."""
         for call in [each for each in self.calls.values() if each.owner]:
             call.owner = ""
             self.pass_time(LEASE + 1.0)

@@ -1,5 +1,5 @@
 """
-Runs that stand at several keys all get on, whoever dies between two steps, and in whatever order.
+Runs that wait at several keys all get on, whatever dies between two steps, and in whatever order.
 
 ``DISTLOCK_TEST_SCHEDULES`` says how many random schedules are tried.
 """
@@ -19,7 +19,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.queue_store import ready, stand
+from celery_distlock.stores.queue_store import ready, reserve_or_queue
 from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
 from tests.faults.schedules import store as unlucky
@@ -81,7 +81,7 @@ class World:
                 yield from self.give_up(run, taken, Completion.NO)
                 return
             else:
-                yield from self.stand(run, taken)
+                yield from self.reserve_or_queue(run, taken)
                 return
         assert not run.ended, f"{run.name} runs again"
         for key in run.keys:
@@ -110,11 +110,11 @@ class World:
             )
             yield
 
-    def stand(self, run: Run, taken: dict[str, str]) -> Iterator[None]:
+    def reserve_or_queue(self, run: Run, taken: dict[str, str]) -> Iterator[None]:
         owners = [taken.pop(key, "") for key in run.keys]
         park_request = ParkRequest(run.name.encode())
         request = StandRequest(run.name, run.route, 0, park_request, owners, comes=True)
-        reply = stand(self.store, request)
+        reply = reserve_or_queue(self.store, request)
         self.wake(reply.wake)
         yield
         if reply.status is Status.RESERVED:
@@ -191,7 +191,7 @@ def opened(
 
 @pytest.mark.parametrize("calm", [True, False], ids=["calm", "with deaths"])
 @pytest.mark.parametrize("by_steps", [True, False], ids=["step by step", "at once"])
-def test_all_that_stand_at_several_keys_get_on(opened, by_steps, calm):
+def test_all_that_wait_at_several_keys_get_on(opened, by_steps, calm):
     store, pass_time = opened
     waited = collections.Counter()
     for seed in range(SCHEDULES):

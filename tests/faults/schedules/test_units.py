@@ -1,6 +1,6 @@
 """
-Several at a time, in any order: never more units than there are, nobody beside one who is alone,
-and nobody before who came first; and all who wait are served in the end.
+Several at a time, in any order: never more units than there are, none with an exclusive holder,
+and none before an earlier one; and all waiters are served in the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WANTS = [ALONE, Want(1, 0), Want(1, 2), Want(1, 3), Want(2, 3), Want(3, 5), Want
 
 
 class Asker(NamedTuple):
-    """Who asks: as a run, parked, or blocked at an inbox."""
+    """A caller: as a run, parked, or blocked at an inbox."""
 
     owner: str
     run: str
@@ -131,7 +131,7 @@ class Play:
         if reply.status is Status.GRANTED and not asker.want.alone:
             capacity = asker.want.capacity if self.limit is None else self.limit
             now = self.state()
-            # One who finds nobody there may have more than an operator allows.
+            # One that finds no holder may have more than an operator allows.
             assert not capacity or now.used <= capacity or len(now.holders) == 1
             assert self.limit != 0
         if before.used and asker.want.alone:

@@ -42,7 +42,7 @@ def new_redis_lock(redis_store: RedisStore) -> Callable[..., AsyncLock]:
 
 
 def is_as_new(store: Store, key: str = "k") -> bool:
-    """Whether nobody has *key* and nobody waits for it."""
+    """Whether *key* has neither holder nor waiter."""
     state = store.inspect(key)
     return not state.token and not state.waiting
 

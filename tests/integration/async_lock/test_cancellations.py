@@ -1,4 +1,4 @@
-"""Whoever is cancelled, wherever that strikes, leaves nothing behind."""
+"""A cancelled task, wherever that happens, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_storm_of_cancellations_leaves_nothing_and_lets_no_two_in(new_lock, st
                 finally:
                     inside -= 1
 
-    async def strike(task):
+    async def cancel(task):
         await asyncio.sleep(chance.choice([0, chance.random() * 0.05]))
         for _ in range(chance.randrange(4)):
             await asyncio.sleep(0)
@@ -176,8 +176,8 @@ def test_a_storm_of_cancellations_leaves_nothing_and_lets_no_two_in(new_lock, st
 
     async def main():
         tasks = [asyncio.create_task(live()) for _ in range(30)]
-        struck = chance.sample(tasks, 24)
-        await asyncio.gather(*(strike(task) for task in struck))
+        cancelled = chance.sample(tasks, 24)
+        await asyncio.gather(*(cancel(task) for task in cancelled))
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(each is None or type(each) is asyncio.CancelledError for each in done)
         assert sum(each is None for each in done) >= 6

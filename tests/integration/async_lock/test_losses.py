@@ -1,4 +1,4 @@
-"""A task is told that it has lost its lock, and believes in it no longer than it has it."""
+"""A task is notified that its lock is lost, and believes in it no longer than it has it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOREVER = 60
 
 
 def lose(store, key="k"):
-    """Have the store forget who has *key*, as after a flush."""
+    """Have the store forget the holder of *key*, as after a flush."""
     store.release(ReleaseRequest(key, store.inspect(key).owner))
 
 
@@ -74,17 +74,17 @@ def test_release_says_so_too(new_lock, store):
 
 
 def test_the_loss_of_a_grant_that_came_too_late_does_not_end_the_next(new_lock):
-    """Those who are told of it first, by a signal, take their time."""
-    told, entered = threading.Event(), threading.Event()
+    """Receivers that are notified first, by a signal, take their time."""
+    notified, entered = threading.Event(), threading.Event()
 
     def slow(**_facts):
-        told.set()
+        notified.set()
         assert entered.wait(30)
 
     async def hold():
         lock = new_lock(lease=2.0, watchdog=False)
         await lock.locked()
-        asyncio.get_running_loop().call_soon(told.wait, 30)  # it takes no grant meanwhile
+        asyncio.get_running_loop().call_soon(notified.wait, 30)  # it takes no grant until then
         async with lock as lease:
             entered.set()
             await asyncio.sleep(0.5)
@@ -95,7 +95,7 @@ def test_the_loss_of_a_grant_that_came_too_late_does_not_end_the_next(new_lock):
         asyncio.run(hold())
     finally:
         signals.lock_lost.disconnect(slow)
-    assert told.is_set()
+    assert notified.is_set()
 
 
 def test_a_loss_is_reported_once():
@@ -104,7 +104,7 @@ def test_a_loss_is_reported_once():
         hold = Hold(MemoryStore("memory://", "test"), "k", Terms(), label="test")
         notice = LossNotice(task, cancels=True)
         notice(hold)
-        notice(hold)  # who begins to listen and who finds the loss, at one moment
+        notice(hold)  # one begins to listen and one finds the loss, at one moment
         with pytest.raises(asyncio.CancelledError):
             await asyncio.sleep(FOREVER)
         await asyncio.sleep(0.01)
@@ -190,7 +190,7 @@ def test_a_cancellation_by_other_code_goes_on(new_lock, store, style):
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_timeout_at_the_time_of_the_loss_is_distinguished_from_it(new_lock, store, inside):
-    """Whoever is outside has the last word, as with two of `asyncio.timeout`."""
+    """The outer one has the last word, as with two of `asyncio.timeout`."""
 
     async def be_cancelled_by_both():
         lose(store)
@@ -273,10 +273,10 @@ def test_no_holder_believes_in_a_lock_whose_server_is_gone_for_longer_than_its_l
 ):
     server = private_server()
     term = 1.5  # seconds
-    believed = told = 0.0
+    believed = notified = 0.0
 
     async def hold():
-        nonlocal told
+        nonlocal notified
         async with AsyncLock("k", store=server.url, lease=term) as lease:
             began = time.monotonic()
             {"paused": server.pause, "killed": server.kill}[fault]()
@@ -284,7 +284,7 @@ def test_no_holder_believes_in_a_lock_whose_server_is_gone_for_longer_than_its_l
             try:
                 await asyncio.sleep(FOREVER)
             finally:
-                told = time.monotonic() - began
+                notified = time.monotonic() - began
                 await watcher
                 if fault == "paused":
                     server.resume()
@@ -300,7 +300,7 @@ def test_no_holder_believes_in_a_lock_whose_server_is_gone_for_longer_than_its_l
 
     assert lost_by(hold).reason == "no renewal was confirmed in time"
     assert believed < term  # the store counts from later on
-    assert told < term + 10.0  # as late as a busy machine makes it
+    assert notified < term + 10.0  # as late as a busy machine makes it
     if fault == "paused":
         with Lock("k", store=server.url, timeout=30):
             pass

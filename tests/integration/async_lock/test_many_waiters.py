@@ -118,7 +118,7 @@ def test_waiters_at_many_keys_are_all_served(redis_store):
 
 
 def test_coroutines_and_threads_that_wait_hand_the_reading_to_each_other(redis_store):
-    """Those who block leave one after the other, and each may have been the one who reads."""
+    """Blocked waiters leave one after the other, and each may have been the one that reads."""
     counted = 0
 
     def count_in_a_thread():
@@ -270,8 +270,8 @@ def test_another_store_is_not_held_up_by_one_that_hangs(private_server, redis_st
     asyncio.run(main())
 
 
-def test_to_stand_behind_many_of_the_own_loop_is_no_outage(redis_store, monkeypatch):
-    """Each request has its own time. Who may wait for less asks when that is over, and goes."""
+def test_to_wait_behind_many_of_the_own_loop_is_no_outage(redis_store, monkeypatch):
+    """Each request has its own time. One with less asks when it is over, and goes."""
     monkeypatch.setattr(async_acquisition, "LIMIT", 2.0)
     slow = type(redis_store).acquire
 
@@ -284,13 +284,13 @@ def test_to_stand_behind_many_of_the_own_loop_is_no_outage(redis_store, monkeypa
             return number
 
     async def main():
-        everybody = asyncio.gather(*map(count, range(60)))
+        waiters = asyncio.gather(*map(count, range(60)))
         await asyncio.sleep(0)
         impatient = AsyncLock("k", store=redis_store)
         if await impatient.acquire(timeout=0.1):
             await impatient.release()
-        assert not everybody.done()
-        return await everybody
+        assert not waiters.done()
+        return await waiters
 
     monkeypatch.setattr(type(redis_store), "acquire", acquire)
     assert asyncio.run(main()) == list(range(60))

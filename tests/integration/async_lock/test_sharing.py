@@ -1,4 +1,4 @@
-"""Several `AsyncLock`s of one key beside each other, and alone after having shared."""
+"""Several `AsyncLock`s of one key at once, and exclusive after having shared."""
 
 from __future__ import annotations
 

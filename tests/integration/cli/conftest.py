@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["_show_logs", "bare_site", "crew", "key", "site"]
 
 
-# click 8.1 mixes the two outputs unless it is told not to; later ones never do, and cannot be told.
+# click 8.1 mixes the two outputs unless that is turned off; later ones never do, without an option.
 APART = "mix_stderr" in inspect.signature(CliRunner).parameters
 SEPARATE: dict[str, Any] = {"mix_stderr": False} if APART else {}
 

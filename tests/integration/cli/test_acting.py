@@ -92,12 +92,12 @@ def test_a_holder_that_is_asked_to_leave_keeps_its_key_until_it_has(site, invoke
     assert (action["action"], action["reason"], len(action["owners"])) == ("recall", "INC-7", 1)
 
 
-def test_a_recall_tells_scripts_which_holder_it_asked(site, invoke, key, running):
+def test_a_recall_reports_to_scripts_which_holder_it_asked(site, invoke, key, running):
     owner = site.look(key).owner
 
-    told = json.loads(invoke("recall", key, "--holder", running.id, "--json").stdout)
+    document = json.loads(invoke("recall", key, "--holder", running.id, "--json").stdout)
 
-    assert told == {"key": key, "asked": [owner]}
+    assert document == {"key": key, "asked": [owner]}
 
 
 def test_to_recall_the_holder_of_a_free_key_has_status_1(invoke, key):
@@ -107,12 +107,12 @@ def test_to_recall_the_holder_of_a_free_key_has_status_1(invoke, key):
     assert f"{key} has no holder to ask" in done.stdout
 
 
-def test_a_release_tells_scripts_what_it_did(site, invoke, key, running):
-    told = json.loads(invoke("release", key, "--yes", "--json").stdout)
+def test_a_release_reports_to_scripts_what_it_did(site, invoke, key, running):
+    document = json.loads(invoke("release", key, "--yes", "--json").stdout)
 
-    assert told["released"] is True
-    assert told["before"]["holder"]["task_id"] == running.id
-    assert (told["after"]["state"], told["after"]["holder"]) == ("free", None)
+    assert document["released"] is True
+    assert document["before"]["holder"]["task_id"] == running.id
+    assert (document["after"]["state"], document["after"]["holder"]) == ("free", None)
     with pytest.raises(LockLostError):
         running.get(timeout=60)
 
@@ -306,9 +306,9 @@ def test_a_tick_that_the_broker_does_not_take_is_an_error(abandoned, monkeypatch
 
     store.parking.mark_returned(WokenTask(slot_name(key), waiter.run, b""))
     done = run_here(module.app, "tick", "--json", "--exit-code")
-    told = json.loads(done.output)
-    assert (done.exit_code, told["sent"], told["in_flight"]) == (4, 1, 1)
-    assert told["queues"] == {"celery": {"waiting": 0, "in_flight": 1, "later": 0}}
+    document = json.loads(done.output)
+    assert (done.exit_code, document["sent"], document["in_flight"]) == (4, 1, 1)
+    assert document["queues"] == {"celery": {"waiting": 0, "in_flight": 1, "later": 0}}
 
 
 def run_here(app, *words):

@@ -1,4 +1,4 @@
-"""What a shell is told when somebody presses the tab key."""
+"""What a shell gets when a user presses the tab key."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_options_are_completed(complete):
 @pytest.mark.parametrize("word", ["show", "queue", "release", "wake", "list"])
 def test_keys_are_completed_from_the_store(bare_site, complete, key, word):
     with bare_site.held(f"{key}-1"), bare_site.held(f"{key}-2"), bare_site.held(f"{key}\n-3"):
-        # A slow store completes nothing, so that nobody waits for it.
+        # A slow store completes nothing, so that the user does not wait for it.
         wait_until(
             lambda: sorted(complete(word, key)) == [f"{key}-1", f"{key}-2"], what="the two keys"
         )

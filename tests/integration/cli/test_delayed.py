@@ -22,7 +22,7 @@ LATER = 600.0  # seconds
 
 @pytest.fixture
 def later(site, key):
-    """A call that comes later to a key that nobody has."""
+    """A call that comes later to a free key."""
     task = site.tasks.work_requeue
     result = task.apply_async((key,), lock_via="store", countdown=LATER)
     yield result
@@ -47,7 +47,7 @@ def test_a_key_that_has_only_a_delayed_call_is_listed_and_shown(site, invoke, ke
     assert f"-\tlater\twork_requeue\t{later.id}\t-\tin 9m" in shown.stdout
 
 
-def test_delayed_calls_stand_behind_those_that_wait(site, invoke, key, later):
+def test_delayed_calls_wait_behind_those_that_wait(site, invoke, key, later):
     with site.held(key):
         waits = site.tasks.work_requeue.apply_async((key,), lock_via="store")
 
@@ -116,9 +116,9 @@ def test_all_of_a_key_are_dropped_and_no_others(site, invoke, key, later):
         waits = [task.apply_async((key,), lock_via="store") for _ in range(2)]
         other = task.apply_async((f"{key}2",), lock_via="store")
 
-        (told,) = documents(invoke("drop", "--all", "--key", key, "--force", "--json"))
+        (document,) = documents(invoke("drop", "--all", "--key", key, "--force", "--json"))
 
-        dropped = {each["task_id"] for each in told["dropped"]}
+        dropped = {each["task_id"] for each in document["dropped"]}
         assert dropped == {later.id, *(result.id for result in waits)}
         assert {result.state for result in (later, *waits)} == {"REVOKED"}
         assert site.store.inspect(key).waiting == site.store.inspect(key).later == 0
@@ -139,18 +139,18 @@ def test_to_drop_all_is_asked_with_how_many_there_are(site, terminal, key, later
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "give the id of a task, or --all and --key"),
         (["--all"], "--all needs --key"),
         (["an-id", "--all", "--key", "k"], "give the id of a task, or --all and --key"),
     ],
 )
-def test_what_is_to_be_dropped_has_to_be_said(invoke, words, told):
+def test_what_is_to_be_dropped_has_to_be_said(invoke, words, message):
     done = invoke("drop", *words, "--force")
 
     assert done.exit_code == 2
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("command", ["wake", "release"])

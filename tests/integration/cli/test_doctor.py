@@ -32,14 +32,14 @@ def examine(invoke, bare_site):
         for _ in range(5):
             done = invoke("--url", url, "doctor", "--json", *options)
             invoke("--url", bare_site.env["DISTLOCK_TEST_BROKER"], "list")  # flags are the app's
-            told = json.loads(done.stdout)
-            assert told["status"] == done.exit_code
+            report = json.loads(done.stdout)
+            assert report["status"] == done.exit_code
             found: dict = {}
-            for finding in told["findings"]:
+            for finding in report["findings"]:
                 found.setdefault(finding["subject"], finding)  # of several, the worst comes first
             if not TIMED & {name for name, each in found.items() if each["verdict"] == "doubt"}:
-                break  # else it is this machine that stood still
-        return done.exit_code, told["findings"] if every else found
+                break  # else it is this machine that was stopped
+        return done.exit_code, report["findings"] if every else found
 
     return run
 
@@ -246,9 +246,9 @@ def test_tasks_whose_key_the_store_cannot_let_several_have_are_named(
         bare_site.app.tasks.pop(task.name)
         Runtime.of(bare_site.app).plans.pop(task.name)
 
-    told = [each["found"] for each in findings if each["subject"] == "tasks"]
+    named = [each["found"] for each in findings if each["subject"] == "tasks"]
     assert status == 2
-    assert any("several: Key('k', capacity=3) needs a store that can" in each for each in told)
+    assert any("several: Key('k', capacity=3) needs a store that can" in each for each in named)
 
 
 def test_keys_that_are_paused_are_named_and_no_doubt(examine, private_server, bare_site):
@@ -445,13 +445,13 @@ def test_what_is_parked_and_not_sent_is_counted_with_the_reasons(
         "e": envelope("work_requeue", routing_key="elsewhere"),
         "f": parked_as("f:0:0:0", "f", envelope("work_requeue")),
     }
-    for key, told in odd.items():
-        parked_runs.park(ask(server), prefix, key, f"{key}:0:0:0", told)
+    for key, parked in odd.items():
+        parked_runs.park(ask(server), prefix, key, f"{key}:0:0:0", parked)
 
     status, findings = examine(server.url, every=True)
 
-    told = {each["found"]: each["verdict"] for each in findings if each["subject"] == "parked"}
-    words = {found.partition(":")[0].partition("because ")[2]: told[found] for found in told}
+    seen = {each["found"]: each["verdict"] for each in findings if each["subject"] == "parked"}
+    words = {found.partition(":")[0].partition("because ")[2]: seen[found] for found in seen}
     assert status == 1
     assert words == {
         "its task is no locked task of this app": "doubt",
@@ -459,7 +459,7 @@ def test_what_is_parked_and_not_sent_is_counted_with_the_reasons(
         "accept_content does not have its content type": "doubt",
         "this process knows no such queue": "ok",
     }
-    assert any(found.startswith("2 of 6 are left to other workers") for found in told)
+    assert any(found.startswith("2 of 6 are left to other workers") for found in seen)
 
 
 def test_the_doctor_leaves_off_what_takes_long(examine, private_server, bare_site, monkeypatch):
@@ -495,8 +495,8 @@ def test_the_doctor_looks_at_a_sample_of_what_is_parked_only(
     with ask(server).pipeline() as pipe:
         for number in range(300):
             run, key = f"{number}:0:0:0", str(number % 30)
-            told = parked_as(run, key, envelope("work_requeue"))
-            parked_runs.park(pipe, prefix, key, run, told)
+            parked = parked_as(run, key, envelope("work_requeue"))
+            parked_runs.park(pipe, prefix, key, run, parked)
         pipe.execute()
 
     _, found = examine(server.url)

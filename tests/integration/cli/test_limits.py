@@ -90,7 +90,7 @@ def test_each_holder_is_shown_with_its_units_slot_and_lease(invoke, key, three):
     assert all(row["LEASE"].endswith("s") for row in listed.values())
 
 
-def test_json_tells_the_same_of_the_list_and_of_one_key(bare_site, invoke, key, three):
+def test_json_shows_the_same_of_the_list_and_of_one_key(bare_site, invoke, key, three):
     listed = json.loads(invoke("list", key, "--json").stdout)
     record = shown(invoke, key)
 
@@ -125,11 +125,11 @@ def test_a_key_that_stays_taken_without_a_holder_is_shown_as_such(bare_site, inv
     (row,) = rows(invoke("list", key).stdout)
     assert (row["HOLDER"], row["WORKER"]) == ("-", "(rests)")
     assert shown(invoke, key)["state"] == "resting"
-    told = invoke("show", key)
-    assert told.exit_code == 0
-    assert "state\tresting: it has no holder" in told.stdout
-    assert ("rests\t" in told.stdout) == (want == ALONE)
-    assert "unless it is renewed" not in told.stdout
+    output = invoke("show", key)
+    assert output.exit_code == 0
+    assert "state\tresting: it has no holder" in output.stdout
+    assert ("rests\t" in output.stdout) == (want == ALONE)
+    assert "unless it is renewed" not in output.stdout
     done = invoke("release", key, "--force")
     assert done.stdout == f"{key} was taken from no holder: it rested. It is free now.\n"
 
@@ -358,11 +358,11 @@ def test_to_take_back_what_was_not_set_has_status_1(invoke, key, words):
 
 
 def test_scripts_report_the_key_before_and_after(invoke, key, three):
-    told = json.loads(invoke("limit", key, "3", "--json").stdout)
+    document = json.loads(invoke("limit", key, "3", "--json").stdout)
 
-    assert told["before"]["limit"] is None
-    assert told["after"]["limit"]["capacity"] == 3
-    assert told["after"]["units"] == 4
+    assert document["before"]["limit"] is None
+    assert document["after"]["limit"]["capacity"] == 3
+    assert document["after"]["units"] == 4
 
 
 def test_a_request_that_fits_into_a_higher_limit_is_granted_at_once(bare_site, invoke, key, three):
@@ -454,10 +454,10 @@ def test_one_that_is_admitted_instead_keeps_what_it_gets(bare_site, invoke, key,
     ask = AcquireRequest(key, owner, 60.0, inbox, want=Want(5, 5))
     assert bare_site.store.acquire(ask).status is Status.BUSY
 
-    told = json.loads(invoke("release", key, "--force", "--json").stdout)
+    document = json.loads(invoke("release", key, "--force", "--json").stdout)
 
-    assert set(told["lost"]) == set(three.values())
-    assert [hold["owner"] for hold in told["after"]["holders"]] == [owner]
+    assert set(document["lost"]) == set(three.values())
+    assert [hold["owner"] for hold in document["after"]["holders"]] == [owner]
     bare_site.store.release(ReleaseRequest(key, owner, inbox=inbox))
 
 
@@ -552,11 +552,11 @@ def test_show_says_how_often_a_key_was_taken(bare_site, key, invoke):
     with taken(bare_site, key, "four", want):
         record = shown(invoke, key)
 
-        told = invoke("show", key).stdout
+        output = invoke("show", key).stdout
 
     assert [(each["limit"], each["per"]) for each in record["starts"]] == [(5, 1.0), (100, 60.0)]
     assert record["starts"][1]["begun"] == 4
-    assert "4 of 100 starts in the last 1m00s" in told
+    assert "4 of 100 starts in the last 1m00s" in output
 
 
 # Keys that are not in use

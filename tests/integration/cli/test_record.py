@@ -1,4 +1,4 @@
-"""The record of what operators do: who, when and why; and that the victims have it."""
+"""The record of what operators do: by which user, when and why; and that those affected have it."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_a_held_key_is_shown(bare_site, locks, key):
 
 @pytest.fixture
 def endless(bare_site, key):
-    """A lock as no acquire makes it: without an expiry, with a token that tells no time."""
+    """A lock as no acquire makes it: without an expiry, with a token that is no time."""
     with redis.Redis.from_url(bare_site.app.conf.result_backend) as client:
         fields = {"x": grant("host|1|task[id]|1", 10**30), "token": "9" * 30}
         client.hset(bare_site.record(key), mapping=fields)
@@ -390,7 +390,7 @@ def test_a_store_that_cannot_list_still_shows_and_releases(bare_site, invoke, ke
     monkeypatch.setattr(bare_site.store, "abilities", lacking, raising=False)
     bare_site.store.acquire(AcquireRequest(key, "somebody", 60.0))
     cannot_list, cannot_queue = "cannot list its keys", "cannot keep tasks until the key is free"
-    for *words, told in (
+    for *words, message in (
         ["list", cannot_list],
         ["top", cannot_list],
         ["queue", key, cannot_list],
@@ -403,7 +403,7 @@ def test_a_store_that_cannot_list_still_shows_and_releases(bare_site, invoke, ke
     ):
         done = invoke(*words)
         assert done.exit_code == 2
-        assert told in done.stderr
+        assert message in done.stderr
     assert invoke("show", key).exit_code == 0
     assert invoke("release", key, "--force").exit_code == 0
     assert not bare_site.look(key).token
@@ -437,14 +437,14 @@ def test_a_forgotten_app_is_said(tmp_path):
 
 
 def test_a_wrong_flag_is_called_as_it_was_typed(locks):
-    for words, told in (
+    for words, message in (
         (("--url", "localhost:6379"), "--url must be a URL such as redis://localhost:6379/0"),
         (("--prefix", "a b"), "--prefix must be a text without braces"),
     ):
         done = locks(*words, "list")
 
         assert done.returncode == 2
-        assert done.stderr.startswith(f"Error: {told}")
+        assert done.stderr.startswith(f"Error: {message}")
 
 
 WRONG = """
@@ -461,7 +461,7 @@ def work(): ...
 
 
 @pytest.mark.parametrize(
-    ("setting", "option", "told"),
+    ("setting", "option", "message"),
     [
         ("app.conf.distlock_leese = 3", "", "unknown setting distlock_leese; did you mean"),
         ("app.conf.distlock_lease = 0", "", "setting distlock_lease must be a number of seconds"),
@@ -470,7 +470,7 @@ def work(): ...
     ],
 )
 @pytest.mark.parametrize("words", [("worker", "-P", "solo"), ("locks", "doctor")], ids=" ".join)
-def test_wrong_settings_are_reported_in_one_line(tmp_path, words, setting, option, told):
+def test_wrong_settings_are_reported_in_one_line(tmp_path, words, setting, option, message):
     (tmp_path / "wrong.py").write_text(WRONG.format(setting=setting, option=option))
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "wrong", *words],
@@ -484,7 +484,7 @@ def test_wrong_settings_are_reported_in_one_line(tmp_path, words, setting, optio
     )
 
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"Error: {told}")
+    assert line.startswith(f"Error: {message}")
     assert done.returncode == (1 if words[0] == "worker" else 2)
 
 

@@ -62,8 +62,8 @@ def test_a_wide_terminal_shows_every_column_that_says_anything(bare_site, termin
         screen = terminal("list", key, columns=160)
         assert screen.status() == 0
 
-    told = [name.upper() for name in LOCK_COLUMNS if name not in OPTIONAL]
-    assert screen.text.splitlines()[0].split() == told
+    shown = [name.upper() for name in LOCK_COLUMNS if name not in OPTIONAL]
+    assert screen.text.splitlines()[0].split() == shown
 
 
 def test_a_key_that_is_too_long_for_any_screen_goes_on_and_takes_no_more_than_two_columns(
@@ -120,13 +120,13 @@ def test_a_long_key_is_readable_next_to_its_notes(length):
 
 @pytest.mark.parametrize("task", ["shop.f", "shop.warehouse.reserve_and_tell"])
 def test_each_holder_of_a_shared_key_has_its_age_and_its_lease_in_80_columns(task):
-    who = Holder(task, "0f5c3a0e-21f1-4cbb-9c0d-c1d4a54f0a3d", "worker-7.example", 3226, "owner")
-    rows = [hold_cells(HoldInfo(who, "held", 2, 0, 1.0, 21.0), 5.8, brief=True)]
+    holder = Holder(task, "0f5c3a0e-21f1-4cbb-9c0d-c1d4a54f0a3d", "worker-7.example", 3226, "owner")
+    rows = [hold_cells(HoldInfo(holder, "held", 2, 0, 1.0, 21.0), 5.8, brief=True)]
 
     head, (first, *others) = printed(HOLD_COLUMNS, rows, 80)
 
     assert {"HOLDER", "ID", "UNITS", "SINCE", "LEASE"} <= set(head.split())
-    assert first.split()[1:3] == [who.task_id, "2"]
+    assert first.split()[1:3] == [holder.task_id, "2"]
     assert first.split()[-3:] == ["4.8s", "ago", "21.0s"]
     assert "".join([first.split()[0], *others]).replace(" ", "") == task
     assert max(map(len, [head, first, *others])) <= 80

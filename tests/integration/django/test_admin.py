@@ -127,7 +127,7 @@ for lock, queue, acts in before, now:
     assert after[2] == ["first", "second"]
 
 
-def test_the_pages_show_only_to_those_who_may_view(project):
+def test_the_pages_show_only_to_users_with_that_right(project):
     code = """
 prepared()
 hold("order:1"), hold("odd / ? # % <b> \\u202e \\ud800 key")

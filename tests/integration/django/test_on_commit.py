@@ -19,7 +19,7 @@ def sent():
     with current_app.connection_for_read() as connection:
         print(connection.default_channel.client.llen(queue))
 
-def standing():
+def show_queue():
     info = admin.show("stock:A")
     print(json.dumps([info.woken, *(each.who.task_id for each in admin.queue("stock:A"))]))
 """
@@ -46,7 +46,7 @@ try:
         reserve_in_order.delay_on_commit("A")
         raise KeyError
 except KeyError:
-    sent(), standing()
+    sent(), show_queue()
 """
     assert project.printed(START + code) == [0, [0]]
 
@@ -55,11 +55,11 @@ def test_a_call_through_the_store_joins_its_queue_at_the_commit(project):
     code = """
 with transaction.atomic():
     reserve_in_order.apply_async_on_commit(["A"], task_id="first")
-    standing()
+    show_queue()
     reserve_in_order.apply_async(["A"], task_id="before")
     reserve_in_order.apply_async_on_commit(["A"], task_id="second")
-    standing()
-standing()
+    show_queue()
+show_queue()
 sent()
 """
     before = [1, "before"]

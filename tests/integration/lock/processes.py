@@ -29,7 +29,7 @@ from celery_distlock.stores import open_store
 signal.signal(signal.SIGINT, signal.default_int_handler)  # not so in a background job's children
 store = open_store(*sys.argv[1:3])
 
-def tell(**facts):
+def report(**facts):
     print(json.dumps(facts), flush=True)
 
 def ask():
@@ -53,7 +53,7 @@ class Script:
     """
     A Python process that runs *source* after `PRELUDE`.
 
-    It has ``store``, ``Lock`` and the errors, ``tell(**facts)`` to report and ``ask()`` to wait
+    It has ``store``, ``Lock`` and the errors, ``report(**facts)`` to report and ``ask()`` to wait
     for a line; *arguments* are in ``sys.argv[3:]``. It is killed when its block is left.
     """
 
@@ -93,8 +93,8 @@ class Script:
             self._lines.put(line)
         self._lines.put("")
 
-    def heard(self, timeout: float = 60.0) -> dict[str, Any]:
-        """The next thing that it tells."""
+    def received(self, timeout: float = 60.0) -> dict[str, Any]:
+        """The next thing that it reports."""
         line = self._lines.get(timeout=timeout)
         assert line, "the script ended"
         facts: dict[str, Any] = json.loads(line)
@@ -109,7 +109,7 @@ class Script:
         self._process.send_signal(signum)
 
     def pause(self) -> None:
-        """Freeze it; return once it stands still."""
+        """Freeze it; return once it is stopped."""
         self.signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)
 

@@ -1,4 +1,4 @@
-"""A proxy before a server, that loses or holds back what it is told to."""
+"""A proxy before a server, that loses or holds back what a test asks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Held:
 
     def wait(self) -> None:
         """Wait until it is here."""
-        assert self._came.wait(60), f"nobody sent {self.script}"
+        assert self._came.wait(60), f"{self.script} was not sent"
 
     def let_go(self) -> None:
         """Let it, or its answer, go on; return when it has been executed."""
@@ -53,7 +53,7 @@ class Held:
 
 class Proxy:
     """
-    Listens on a port of its own, and passes on to *url* and back all that it is not told to lose.
+    Listens on a port of its own, and passes on to *url* and back all that it is not asked to lose.
 
     A request is known by the name of its script; `passed_on` counts those that went straight on.
 

@@ -172,7 +172,7 @@ with deploy as lease:
 assert not held_here()
 assert not open_store(url).inspect(deploy.key).token
 
-# The current app's: what was acquired is released, whoever is current then.
+# The current app's: what was acquired is released, whichever is current then.
 use(first)
 lock, other = Lock("k"), Lock("k")
 with lock:
@@ -187,7 +187,7 @@ assert not free("first", "k")
 other.release()
 assert free("first", "k") and not held_here()
 
-# One object finds its store anew when it was released, though the first app's key is held here.
+# One object finds its store again when it was released, though the first app's key is held here.
 use(first)
 with Lock("k"):
     with lock:
@@ -231,8 +231,8 @@ without = app("without")  # it gets what others share
 without.finalize()
 assert in_thread(place) == f"{prefix}-first"
 
-beside = app("beside", distlock_url=url, distlock_prefix=f"{prefix}-first")
-install(beside)
+neighbour = app("neighbour", distlock_url=url, distlock_prefix=f"{prefix}-first")
+install(neighbour)
 assert in_thread(place) == f"{prefix}-first"
 
 second = app("second", distlock_url=url, distlock_prefix=f"{prefix}-second")
@@ -253,11 +253,11 @@ else:
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(HELD, id="a lock is released where it was acquired, whatever comes meanwhile"),
+        pytest.param(HELD, id="a lock is released where it was acquired, whatever comes then"),
         pytest.param(URLS, id="an app's URL means the app's prefix"),
-        pytest.param(GONE, id="an app that nobody has any more does not count"),
-        pytest.param(NO_APP, id="without an app, one is told to import it"),
-        pytest.param(PROGRAM, id="every thread finds the only app and is told of several"),
+        pytest.param(GONE, id="an app that is not referenced does not count"),
+        pytest.param(NO_APP, id="without an app, the error says to import it"),
+        pytest.param(PROGRAM, id="every thread finds the only app and gets an error about several"),
         pytest.param(THREADS, id="a worker's threads find its app, and the only place of several"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which worker a woken run is pushed to, and what somebody else's records make of that."""
+"""Which worker a woken run is pushed to, and what records of other software make of that."""
 
 from __future__ import annotations
 
@@ -231,8 +231,8 @@ def test_records_of_another_type_send_it_by_the_broker_and_are_reported_once(
         store.drop(woken)
     staff()
 
-    told = [each for each in caplog.records if "woken tasks may go by the broker" in each.message]
-    assert len(told) == 1
+    logged = [each for each in caplog.records if "woken tasks may go by the broker" in each.message]
+    assert len(logged) == 1
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300", "-5"])

@@ -50,7 +50,7 @@ threads = [
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert len(seen) == 5, seen
-assert all(told == (1, (key,)) for key, told in seen), seen
+assert all(found == (1, (key,)) for key, found in seen), seen
 os._exit(0)  # without what eventlet cannot end
 """
 

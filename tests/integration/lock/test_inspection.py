@@ -43,7 +43,7 @@ def test_the_body_of_an_envelope_is_not_decompressed(bomb):
 
     assert peak < MUCH / 10
     assert len(message.body) < MUCH / 10
-    assert message.headers["compression"] == "application/x-gzip"  # as who sends it on needs it
+    assert message.headers["compression"] == "application/x-gzip"  # as a sender needs it
 
 
 def test_the_envelopes_of_waiters_are_not_fetched(redis_url, prefix):

@@ -34,17 +34,17 @@ def proxy(redis_url: str) -> Iterator[Proxy]:
 INTERRUPTED = """
 lock = Lock("k", store=store, lease=3600.0)
 try:
-    tell(ready=True)
+    report(ready=True)
     lock.acquire()
 except KeyboardInterrupt:
-    tell(interrupted=True, held=lock.lease is not None)
+    report(interrupted=True, held=lock.lease is not None)
     ask()
 """
 INTERRUPTED_WHEN_TOLD = INTERRUPTED.replace(
     "try:",
     """
 lock.locked()
-tell(connected=True)
+report(connected=True)
 ask()
 try:""",
 )
@@ -58,10 +58,10 @@ def test_an_acquisition_that_is_interrupted_leaves_no_lock(
         proxy.holding("acquire", executed=executed) as request,
         Script(INTERRUPTED, proxy.url, prefix) as script,
     ):
-        script.heard()
+        script.received()
         request.wait()
         script.signal(signal.SIGINT)
-        assert script.heard() == {"interrupted": True, "held": False}
+        assert script.received() == {"interrupted": True, "held": False}
         wait_until(lambda: proxy.passed_on["release"], what="the first attempt to give it back")
 
         request.let_go()  # the request itself may be executed only now
@@ -77,12 +77,12 @@ def test_a_request_that_a_stopped_server_executes_after_the_interruption_leaves_
         closing(RedisStore(server.url, "test")) as store,
         Script(INTERRUPTED_WHEN_TOLD, server.url, "test") as script,
     ):
-        script.heard()
+        script.received()
         server.pause()
         script.say()
-        script.heard()
+        script.received()
         script.signal(signal.SIGINT)
-        assert script.heard() == {"interrupted": True, "held": False}
+        assert script.received() == {"interrupted": True, "held": False}
         server.resume()
 
         wait_until(lambda: store.inspect("k").token == 0, what="the key to be free")
@@ -97,13 +97,13 @@ FORK = """
 lock = Lock("k", store=store, lease=float(sys.argv[3]))
 def work():
     with lock as lease:
-        tell(held=True)
+        report(held=True)
         ask_main.wait()
-        tell(still=lease.held)
+        report(still=lease.held)
 
 def renewed(name, sender, store, **facts):
     if name == "lock_renewed":
-        tell(renewed=True)
+        report(renewed=True)
 
 import celery_distlock.engine.acquisition
 celery_distlock.engine.acquisition.defaults.on_event = renewed
@@ -123,7 +123,7 @@ if not child:
         facts["other"] = came.wait(30) and lease.held
     os.write(1, json.dumps(facts).encode() + b"\\n")
     os._exit(0)
-tell(status=os.waitpid(child, 0)[1])
+report(status=os.waitpid(child, 0)[1])
 ask()
 ask_main.set()
 thread.join()
@@ -131,20 +131,20 @@ thread.join()
 
 
 def facts_but_renewals(script: Script) -> dict[str, Any]:
-    while "renewed" in (facts := script.heard()):
+    while "renewed" in (facts := script.received()):
         pass
     return facts
 
 
 @pytest.mark.parametrize("executed", [False, True], ids=["request", "answer"])
-def test_a_fork_while_a_renewal_is_on_its_way_harms_neither_process(
+def test_a_fork_while_a_renewal_is_in_flight_harms_neither_process(
     redis_store, prefix, proxy, executed
 ):
     with (
         proxy.holding("renew", executed=executed) as renewal,
         Script(FORK, proxy.url, prefix, "6.0") as script,
     ):
-        assert script.heard() == {"held": True}
+        assert script.received() == {"held": True}
         renewal.wait()
         token = redis_store.inspect("k").token
         script.say()
@@ -154,7 +154,7 @@ def test_a_fork_while_a_renewal_is_on_its_way_harms_neither_process(
         assert child == {"taken": False, "waited": False, "other": True}
         renewal.let_go()
         assert facts_but_renewals(script) == {"status": 0}
-        while "renewed" not in script.heard():
+        while "renewed" not in script.received():
             pass
         assert redis_store.inspect("k").token == token
         script.say()
@@ -163,7 +163,7 @@ def test_a_fork_while_a_renewal_is_on_its_way_harms_neither_process(
         assert not redis_store.inspect("k").token
 
 
-def test_a_fork_while_an_acquisition_is_on_its_way_is_one_hold_of_the_parents(
+def test_a_fork_while_an_acquisition_is_in_flight_is_one_hold_of_the_parents(
     redis_store, prefix, proxy
 ):
     with (
@@ -177,9 +177,9 @@ def test_a_fork_while_an_acquisition_is_on_its_way_is_one_hold_of_the_parents(
         child = facts_but_renewals(script)
 
         assert child == {"taken": False, "waited": False, "other": True}
-        assert script.heard() == {"status": 0}
+        assert script.received() == {"status": 0}
         acquisition.let_go()
-        assert script.heard() == {"held": True}
+        assert script.received() == {"held": True}
         assert redis_store.inspect("k").token == token
         script.say()
         assert facts_but_renewals(script) == {"still": True}
@@ -268,7 +268,7 @@ def test_an_interrupted_acquisition_is_given_back_before_the_process_ends(
 import celery_distlock.engine.pending_releases
 celery_distlock.engine.pending_releases.LAST_MOMENT = 30.0  # for a busy machine
 lock = Lock("k", store=store)
-tell(ready=True)
+report(ready=True)
 lock.acquire()
 """
     with (
@@ -276,7 +276,7 @@ lock.acquire()
         proxy.holding("acquire", executed=True) as held,
         Script(source, proxy.url, prefix) as script,
     ):
-        script.heard()
+        script.received()
         held.wait()
         script.signal(signal.SIGINT)
         script.ended()
@@ -304,7 +304,7 @@ if not child:
     os._exit(0)
 _, status = os.waitpid(child, 0)
 go.set()
-tell(status=status)
+report(status=status)
 """
     with Script(source, redis_url, prefix) as script:
-        assert script.heard() == {"status": 0}
+        assert script.received() == {"status": 0}

@@ -16,12 +16,12 @@ LIVES = 10_000
 SOURCE = """
 from tests.integration.lock.lives import Lives
 lives = Lives(store, *sys.argv[1:3], sys.argv[4])
-tell(**lives.left())
+report(**lives.left())
 ask()
 lives.live(int(sys.argv[3]))
-tell(**lives.seen)
+report(**lives.seen)
 while ask():
-    tell(**lives.left())
+    report(**lives.left())
 """
 
 
@@ -34,17 +34,17 @@ def test_ten_thousand_lives_of_locks_leave_nothing_behind(private_server):
         server.client() as client,
         Script(SOURCE, server.url, "test", f"{LIVES}", seed) as script,
     ):
-        before = script.heard()
+        before = script.received()
         connections = len(client.client_list())
         script.say()
-        seen = script.heard(timeout=240)
+        seen = script.received(timeout=240)
         assert {"conflict", "timeout", "loss", "_reenter", "_stay", "_lose", "_extend"} <= {*seen}
         # As many as threads wanted one at once, the watchdog's and the subscription's.
         assert len(client.client_list()) <= connections + 8 + 10
 
         def left():
             script.say()
-            return script.heard()
+            return script.received()
 
         # What runs in the background goes on for a moment.
         wait_until(lambda: left()["descriptors"] == before["descriptors"], what="open files")

@@ -94,7 +94,9 @@ def test_several_keys_that_are_kept_for_a_run_are_taken_at_once(
     store, redis_store, proxy, executed, times
 ):
     route = Route(("k1", "k2"))
-    reply = queue_store.stand(redis_store, StandRequest("run", route, 0, ParkRequest(b"envelope")))
+    reply = queue_store.reserve_or_queue(
+        redis_store, StandRequest("run", route, 0, ParkRequest(b"envelope"))
+    )
     assert reply.status is Status.RESERVED
     proxy.lose("acquire_all", executed=executed, times=times)
 
@@ -261,7 +263,7 @@ def test_a_parked_run_that_has_started_by_then_does_not_run_twice_at_once(
     assert redis_store.inspect("k").waiting == 0
 
 
-# Answers that say whom to wake
+# Answers that say what to wake
 
 
 def swept(store: RedisStore) -> bytes:
@@ -471,19 +473,19 @@ def test_a_run_that_was_woken_before_it_knew_that_it_was_parked_runs_once(
         assert reply.status is Status.GRANTED
         far.release(ReleaseRequest("k", "delivery", run="run", completion=Completion.YES))
 
-    (wake,) = wakes  # its message is on its way as well
+    (wake,) = wakes  # its message is in flight as well
     again = redis_store.acquire(AcquireRequest("k", "second", 60.0, run=wake.run, redelivered=True))
     assert again.status is Status.DONE
 
 
-# A line-up is sent again, too, where a script beside it was missing on the server
+# A line-up is sent again, too, where a script next to it was missing on the server
 
 
 def wake(store: RedisStore) -> None:
     store.release(ReleaseRequest("k", "holder"))
 
 
-def wake_in_vain(store: RedisStore) -> None:
+def wake_without_claim(store: RedisStore) -> None:
     wake(store)
     store.release(ReleaseRequest("k", "parked:run"))  # as if its reservation had lapsed
 
@@ -498,9 +500,9 @@ def wake_and_run(store: RedisStore) -> None:
 
 @pytest.mark.parametrize(
     ("meanwhile", "status"),
-    [(wake, Status.DONE), (wake_in_vain, Status.PARKED), (wake_and_run, Status.DONE)],
+    [(wake, Status.DONE), (wake_without_claim, Status.PARKED), (wake_and_run, Status.DONE)],
 )
-def test_a_line_up_that_comes_twice_tells_that_the_run_is_here_or_was(
+def test_a_line_up_that_comes_twice_reports_that_the_run_is_here_or_was(
     redis_store, meanwhile, status
 ):
     redis_store.acquire(AcquireRequest("k", "holder", 60.0))

@@ -76,12 +76,12 @@ def spoken(server: EmbeddedServer) -> Iterator[list[str]]:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Nothing is noted in the block, and what was noted before has been told."""
+    """Nothing is noted in the block, and what was noted before has been reported."""
     observers, signals.observers[:] = signals.observers[:], []
-    told = threading.Event()
+    reported = threading.Event()
     observer.flush()
-    observer._notifier.submit(told.set)  # its thread may be in the midst of a round
-    assert told.wait(60)
+    observer._notifier.submit(reported.set)  # its thread may be in the midst of a round
+    assert reported.wait(60)
     try:
         yield
     finally:
@@ -170,7 +170,7 @@ def test_a_contended_acquisition_does_not_poll(server, store):
 
 
 def test_waiting_for_a_lock_that_never_expires_does_not_poll(server, store):
-    # Somebody has made the lock persistent by hand.
+    # An operator has made the lock persistent by hand.
     lock = Lock("k", store=store)
     with lock, server.client() as client:
         client.persist("test:{k}:lock")
@@ -438,9 +438,9 @@ def test_nothing_grows_over_many_acquisitions(server, store):
             with lock:
                 pass
         connections, keys = counted()
-        assert connections <= before[0] + 1  # what is counted may be told just now
+        assert connections <= before[0] + 1  # what is counted may be reported just now
         assert keys == before[1]
-        assert threading.active_count() <= threads_before  # others' may end meanwhile
+        assert threading.active_count() <= threads_before  # others' may end in between
 
         def work():
             for _ in range(50):
@@ -846,13 +846,13 @@ def test_an_answer_that_comes_after_the_lease_is_not_believed(server, store, mon
     lock.locked()
     sent, send = threading.Event(), ConnectionPool.send
 
-    def send_and_tell(pool, calls):
+    def send_and_note(pool, calls):
         connection = send(pool, calls)
         if calls[0].script is not None and calls[0].script.name == "acquire":
             sent.set()
         return connection
 
-    monkeypatch.setattr(ConnectionPool, "send", send_and_tell)
+    monkeypatch.setattr(ConnectionPool, "send", send_and_note)
     server.pause()
     outcome: list[Any] = []
     thread = threading.Thread(target=lambda: outcome.append(lock.acquire(blocking=False)))
@@ -950,7 +950,7 @@ def test_hundreds_of_waiters_come_back_a_few_at_a_time_to_a_server_that_forgot_t
 def test_a_free_key_is_taken_at_once_where_nothing_may_be_pushed(server, store):
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "default", "resetchannels")
-    with Lock("k", store=store):  # somebody waits, and is not told
+    with Lock("k", store=store):  # another one waits, and is not notified
         assert elsewhere(lambda: Lock("k", store=store).acquire(timeout=0.1)) is False
 
     started = time.monotonic()
@@ -981,8 +981,8 @@ def test_a_store_that_is_closed_during_a_wait_still_serves_the_waiter(server, st
 
 
 def test_waiters_that_are_torn_out_leave_a_listener(redis_store, monkeypatch):
-    # redis-py leaves the socket open that it has just made when the exception strikes; and it may
-    # strike in pytest's own hook, which would tell of that.
+    # redis-py leaves the socket open that it has just made when the exception comes; and it may
+    # be raised in pytest's own hook, which would report that.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
     class Torn(BaseException):
@@ -1028,7 +1028,7 @@ def test_waiters_that_are_torn_out_leave_a_listener(redis_store, monkeypatch):
         took.append(times[0] - started)
         redis_store.release(ReleaseRequest("k", redis_store.inspect("k").owner))
     blocker.release()
-    assert min(took) < 0.3  # about 0.7 s each, if nobody subscribed
+    assert min(took) < 0.3  # about 0.7 s each, without a subscriber
     # What was torn out is given back in the background; other tests count requests.
     lines = pending_releases._pending.value._threads
     wait_until(lambda: id(redis_store) not in lines, what="the errands", timeout=90.0)
@@ -1170,7 +1170,7 @@ def test_two_processes_exclude_each_other(redis_url, prefix, tmp_path):
     source = f"""
 path = {os.fspath(counter)!r}
 tokens = []
-tell(ready=True)
+report(ready=True)
 ask()
 for _ in range(50):
     with Lock("k", store=store) as lease:
@@ -1178,17 +1178,17 @@ for _ in range(50):
         time.sleep(0.001)
         open(path, "w").write(str(seen + 1))
         tokens.append((seen, lease.token))
-tell(tokens=tokens)
+report(tokens=tokens)
 """
     with (
         Script(source, redis_url, prefix) as one,
         Script(source, redis_url, prefix) as other,
     ):
         for each in (one, other):
-            each.heard()
+            each.received()
         for each in (one, other):
             each.say()
-        grants = sorted(one.heard()["tokens"] + other.heard()["tokens"])
+        grants = sorted(one.received()["tokens"] + other.received()["tokens"])
 
     assert counter.read_text() == "100"
     assert [seen for seen, _ in grants] == list(range(100))
@@ -1198,13 +1198,13 @@ tell(tokens=tokens)
 
 WAITER = """
 lock = Lock("k", store=store, lease=60.0)
-tell(ready=True)
+report(ready=True)
 try:
     with lock:
-        tell(got=True)
+        report(got=True)
         ask()
 except KeyboardInterrupt:
-    tell(interrupted=True)
+    report(interrupted=True)
     ask()
 """
 
@@ -1213,13 +1213,13 @@ def test_a_waiter_in_another_process_is_notified_of_the_release(redis_store, red
     lock = Lock("k", store=redis_store, lease=60.0)
     lock.acquire()
     with Script(WAITER, redis_url, prefix) as waiter:
-        waiter.heard()
+        waiter.received()
         wait_until(lambda: redis_store.inspect("k").waiting == 1, what="it to queue")
 
         released_at = time.monotonic()
         lock.release()
 
-        assert waiter.heard() == {"got": True}
+        assert waiter.received() == {"got": True}
         assert time.monotonic() - released_at < 30.0
 
 
@@ -1227,12 +1227,12 @@ def test_an_interrupted_waiter_leaves_the_queue(redis_store, redis_url, prefix):
     lock = Lock("k", store=redis_store, lease=60.0)
     lock.acquire()
     with Script(WAITER, redis_url, prefix) as waiter:
-        waiter.heard()
+        waiter.received()
         wait_until(lambda: redis_store.inspect("k").waiting == 1, what="it to queue")
 
         waiter.signal(signal.SIGINT)
 
-        assert waiter.heard() == {"interrupted": True}
+        assert waiter.received() == {"interrupted": True}
         wait_until(lambda: redis_store.inspect("k").waiting == 0, what="it to leave")
         lock.release()
         assert elsewhere(lambda: Lock("k", store=redis_store).acquire(timeout=10)) is True
@@ -1242,7 +1242,7 @@ def test_a_key_granted_to_a_waiter_that_is_killed_goes_to_the_next(redis_store, 
     lock = Lock("k", store=redis_store, lease=60.0)
     lock.acquire()
     with Script(WAITER, redis_url, prefix) as waiter:
-        waiter.heard()
+        waiter.received()
         wait_until(lambda: redis_store.inspect("k").waiting == 1, what="it to queue")
         waiter.pause()
         released_at = clock.monotonic()
@@ -1287,36 +1287,36 @@ HOLDER = """
 lock = Lock("k", store=store, lease=1.0)
 try:
     with lock as lease:
-        tell(held=lease.held, token=lease.token)
+        report(held=lease.held, token=lease.token)
         ask()
-        tell(held=lease.held)
+        report(held=lease.held)
 except LockLostError as error:
-    tell(lost=error.key, token=error.token)
+    report(lost=error.key, token=error.token)
 """
 
 
 def test_the_key_of_a_killed_process_is_free_after_its_lease(redis_store, redis_url, prefix):
     with Script(HOLDER, redis_url, prefix) as holder:
-        token = holder.heard()["token"]
+        token = holder.received()["token"]
         holder.signal(signal.SIGKILL)
 
         with Lock("k", store=redis_store) as lease:
             assert lease.token > token
 
 
-def test_a_process_that_stood_still_for_longer_than_its_lease_knows_it(
+def test_a_process_that_was_suspended_for_longer_than_its_lease_knows_it(
     redis_store, redis_url, prefix
 ):
     with Script(HOLDER, redis_url, prefix) as holder:
-        token = holder.heard()["token"]
+        token = holder.received()["token"]
         holder.pause()
         with Lock("k", store=redis_store) as lease:
             assert lease.token > token
             holder.say()
             holder.signal(signal.SIGCONT)
 
-            assert holder.heard() == {"held": False}
-            assert holder.heard() == {"lost": "k", "token": token}
+            assert holder.received() == {"held": False}
+            assert holder.received() == {"lost": "k", "token": token}
             assert redis_store.inspect("k").token == lease.token
 
 
@@ -1341,33 +1341,33 @@ if not child:
     facts["waited"] = lock.acquire(timeout=0.1)
     with Lock("other", store=store) as lease:
         facts["other"] = lease.held
-    tell(**facts)
+    report(**facts)
     sys.exit()
 _, status = os.waitpid(child, 0)
 renewed.clear()
 renewed.wait(30)  # is it still renewed?
-tell(status=status, held=renewed.is_set() and lock.lease.held, same=lock.lease.token == token)
+report(status=status, held=renewed.is_set() and lock.lease.held, same=lock.lease.token == token)
 assert store.inspect("k").token == token
 lock.release()
-tell(locked=lock.locked())
+report(locked=lock.locked())
 """
     with Script(source, redis_url, prefix) as script:
-        assert script.heard() == {
+        assert script.received() == {
             "lease": False,
             "release": "refused",
             "acquired": False,
             "waited": False,
             "other": True,
         }
-        assert script.heard() == {"status": 0, "held": True, "same": True}
-        assert script.heard() == {"locked": False}
+        assert script.received() == {"status": 0, "held": True, "same": True}
+        assert script.received() == {"locked": False}
         assert script.ended() == 0
 
 
 def test_a_parents_waiter_is_still_notified_after_a_fork(redis_store, redis_url, prefix):
     source = """
 lock = Lock("k", store=store, lease=60.0)
-thread = threading.Thread(target=lambda: lock.acquire() and tell(got=True))
+thread = threading.Thread(target=lambda: lock.acquire() and report(got=True))
 thread.start()
 while not store.inspect("k").waiting:
     time.sleep(0.01)
@@ -1376,17 +1376,17 @@ for _ in range(3):
     if not child:
         sys.exit()
     os.waitpid(child, 0)
-tell(forked=True)
+report(forked=True)
 thread.join()
 """
     lock = Lock("k", store=redis_store, lease=60.0)
     lock.acquire()
     with Script(source, redis_url, prefix) as script:
-        script.heard()
+        script.received()
 
         lock.release()
 
-        assert script.heard() == {"got": True}
+        assert script.received() == {"got": True}
 
 
 def test_parent_and_child_contend(redis_url, prefix):
@@ -1397,20 +1397,20 @@ with lock:
 child = os.fork()
 for _ in range(30):
     with lock as lease:
-        tell(token=lease.token)
+        report(token=lease.token)
 if not child:
     os._exit(0)
 os.waitpid(child, 0)
 """
     with Script(source, redis_url, prefix) as script:
-        tokens = [script.heard()["token"] for _ in range(60)]
+        tokens = [script.received()["token"] for _ in range(60)]
 
     assert tokens == sorted(set(tokens))
 
 
 def test_a_lock_may_be_left_to_the_end_of_the_process(redis_url, prefix):
-    with Script('Lock("k", store=store).acquire(); tell(got=True)', redis_url, prefix) as script:
-        script.heard()
+    with Script('Lock("k", store=store).acquire(); report(got=True)', redis_url, prefix) as script:
+        script.received()
 
         assert script.ended() == 0
 
@@ -1496,20 +1496,20 @@ with lock as lease:
         try:
             lease.ensure_held()
         except LockLostError as error:
-            tell(held=lease.held, remaining=lease.remaining, error=str(error))
+            report(held=lease.held, remaining=lease.remaining, error=str(error))
         os._exit(0)
     os.waitpid(child, 0)
-    tell(held=lease.held)
+    report(held=lease.held)
 """
     with Script(source, redis_url, prefix) as script:
-        said = script.heard()
+        said = script.received()
         assert "the process that forked this one has it" in said.pop("error")
         assert said == {"held": False, "remaining": 0.0}
-        assert script.heard() == {"held": True}
+        assert script.received() == {"held": True}
         assert script.ended() == 0
 
 
-@pytest.mark.parametrize("taken", [False, True], ids=["forgotten", "somebody else's"])
+@pytest.mark.parametrize("taken", [False, True], ids=["forgotten", "of another owner"])
 def test_the_release_of_a_lock_that_is_not_ours_any_more_says_so(
     redis_store, redis_url, prefix, events, taken
 ):

@@ -1,4 +1,4 @@
-"""When those are told to come again who find a key taken and do not queue."""
+"""When a request that finds a key taken and does not queue is to ask again."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_a_very_late_holder_is_given_three_quarters_of_that(redis_store, turn):
     redis_store.acquire(AcquireRequest("k", "a", LEASE))
     begin = time.monotonic()
     time.sleep(1.0)
-    told = turn(usual=0.01, within=(0.001, 60.0))
+    pause = turn(usual=0.01, within=(0.001, 60.0))
 
-    assert 0.75 <= told <= 0.75 * (time.monotonic() - begin) + 0.1
+    assert 0.75 <= pause <= 0.75 * (time.monotonic() - begin) + 0.1
 
 
 def enter(redis_store, count):
@@ -135,9 +135,9 @@ def test_a_long_pause_without_an_end_is_given_three_quarters_of_that(redis_store
     begin = time.monotonic()
     redis_store.units.set_limit("k", Limit(0))
     time.sleep(1.0)
-    told = turn(within=(0.001, 60.0))
+    pause = turn(within=(0.001, 60.0))
 
-    assert 0.75 <= told <= 0.75 * (time.monotonic() - begin) + 0.1
+    assert 0.75 <= pause <= 0.75 * (time.monotonic() - begin) + 0.1
 
 
 def test_a_task_that_finds_a_pause_with_an_end_comes_then(redis_store, turn):
@@ -201,7 +201,7 @@ def test_a_record_of_another_type_is_a_store_error(redis_store, turn, redis_url,
         turn(usual=1.0)
 
 
-def test_a_full_server_tells_turns_all_the_same(server, prefix):
+def test_a_full_server_gives_turns_all_the_same(server, prefix):
     with closing(RedisStore(server.url, prefix)) as store, server.client() as client:
         store.acquire(AcquireRequest("k", "a", LEASE))
         client.config_set("maxmemory", "1kb")

@@ -294,7 +294,7 @@ def test_a_counter_that_is_not_atomic_is_right_under_the_lock(lock):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="RLock has it since 3.14")
-def test_locked_says_whether_anybody_holds_it(lock):
+def test_locked_says_whether_it_is_held(lock):
     assert not lock.locked()
     with lock:
         assert lock.locked()
@@ -419,7 +419,7 @@ def test_the_lease_can_be_extended(new_lock):
         assert lease.remaining > 90
 
 
-def test_events_tell_a_locks_life(new_lock, events):
+def test_events_show_a_locks_life(new_lock, events):
     lock = new_lock()
     with lock as lease, lock:
         token = lease.token
@@ -471,7 +471,7 @@ def test_the_programs_random_numbers_are_left_alone(new_lock):
 
 
 def test_waiters_are_served_in_the_order_of_arrival(new_lock, monkeypatch):
-    lengthen(monkeypatch, GRANT=30.0)  # one who comes late is not served
+    lengthen(monkeypatch, GRANT=30.0)  # one that comes late is not served
     lock = new_lock()
     served = []
 

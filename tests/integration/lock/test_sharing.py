@@ -1,4 +1,4 @@
-"""Several `Lock`s of one key beside each other, alone after having shared, and rests."""
+"""Several `Lock`s of one key at once, exclusive after having shared, and rests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def new_lock(store) -> Callable[..., Lock]:
 
 
 class Other(threading.Thread):
-    """Another thread that takes a lock, and keeps it until it is told to let go."""
+    """Another thread that takes a lock, and keeps it until it is asked to let go."""
 
     def __init__(self, lock: Lock, *, upgrades: bool = False) -> None:
         super().__init__(daemon=True)
@@ -95,7 +95,7 @@ def is_free(store: Store) -> bool:
     return not (state.token or state.waiting or state.used)
 
 
-# Beside each other
+# Shared
 
 
 def test_as_many_have_it_as_there_are_units(new_lock, store):
@@ -254,8 +254,8 @@ def test_an_upgrade_and_a_downgrade_are_reported(new_lock, events):
         lease.upgrade(timeout=5)
         lease.downgrade()
 
-    told = [(name, facts.get("units"), facts.get("capacity")) for name, facts in events]
-    assert told == [
+    reported = [(name, facts.get("units"), facts.get("capacity")) for name, facts in events]
+    assert reported == [
         ("lock_acquired", 1, 0),
         ("lock_changed", 1, 1),
         ("lock_changed", 1, 0),
@@ -409,11 +409,11 @@ def test_a_time_limit_in_an_upgrade_leaves_the_door_open(new_lock, store, monkey
 
     with another(new_lock(shared=True)), new_lock(shared=True) as lease:
 
-        def strike(*_: Any) -> None:
+        def interrupt(*_: Any) -> None:
             raise TimeLimitError
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(store.inbox("k", "x")), "wait", strike)
+            patch.setattr(type(store.inbox("k", "x")), "wait", interrupt)
             with pytest.raises(TimeLimitError):
                 lease.upgrade()
         wait_until(lambda: new_lock_elsewhere(new_lock(shared=True)), what="an open door")

@@ -1,4 +1,4 @@
-"""What anybody may publish on a delivery channel."""
+"""What any client may publish on a delivery channel."""
 
 from __future__ import annotations
 

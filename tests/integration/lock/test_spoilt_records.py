@@ -1,4 +1,4 @@
-"""What somebody else writes into a key's records spoils that key at most, and no other."""
+"""What other software writes into a key's records spoils that key at most, and no other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIELDS = {
     "tasks": ["limit", *(f"{kind}:{run}" for kind in "er" for run in (RUN, "run"))],
 }
 
-# Hypothesis takes it for the strategies' doing if another thread draws a random number meanwhile.
+# Hypothesis takes it for the strategies' doing if another thread draws a random number then.
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 
 relaxed = settings(
@@ -65,7 +65,7 @@ members = st.one_of(
 
 @st.composite
 def spoils(draw: st.DrawFn) -> tuple[str, str, Any]:
-    """A record, and what somebody writes there: its type and its value."""
+    """A record, and what other software writes there: its type and its value."""
     record = draw(st.sampled_from(["lock", "queue", "tasks", "woken", "fence", "done", "rate"]))
     kind = draw(st.sampled_from(["hash", "zset", "string", "list"]))
     if kind == "hash":
@@ -242,7 +242,7 @@ def test_a_name_in_the_index_that_is_no_utf8_keeps_nothing_from_being_swept_or_f
 
     assert "k" in found(redis_store)
     assert [wake.run for wake in redis_store.parking.sweep(0.001)] == ["run"]
-    assert client.zrange(f"{prefix}:parked", 0, -1) == [b"k"]  # the others were struck
+    assert client.zrange(f"{prefix}:parked", 0, -1) == [b"k"]  # the others were removed
 
 
 def test_an_index_of_another_type_hides_only_keys_without_a_holder(
@@ -267,7 +267,7 @@ def test_a_malformed_turn_prevents_no_sweep(redis_store, client, prefix, spoilt)
     client.delete(f"{prefix}:{{k}}:lock")
 
     assert [wake.run for wake in redis_store.parking.sweep(60.0)] == ["run"]
-    assert list(redis_store.parking.sweep(60.0)) == []  # it is somebody's turn now
+    assert list(redis_store.parking.sweep(60.0)) == []  # another sweeper has the turn now
 
 
 def test_a_name_among_what_is_due_that_is_none_is_looked_at_once(redis_store, client, prefix):

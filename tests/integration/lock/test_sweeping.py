@@ -57,7 +57,7 @@ def test_a_turn_lasts_as_long_as_the_sweep(redis_store, other, client, turn, par
     assert max(left[1:]) > 40_000  # it was renewed
 
 
-def test_a_sweeper_that_stood_still_for_longer_than_its_turn_leaves_the_rest_to_the_next(
+def test_a_sweeper_that_was_suspended_for_longer_than_its_turn_leaves_the_rest_to_the_next(
     redis_store, other, client, prefix, turn, parked
 ):
     sweep = redis_store.parking.sweep(60.0)
@@ -90,7 +90,7 @@ def test_a_sweep_that_took_long_is_followed_by_a_rest_thrice_as_long(
     assert client.pttl(turn) > 2.5 * 400 * len(passed)
 
 
-def test_a_server_that_stands_still_while_it_is_swept_is_swept_soon_after(
+def test_a_server_suspended_during_its_sweep_is_swept_soon_after(
     redis_store, client, turn, parked, monkeypatch
 ):
     waiting_names, monotonic, passed = redis_store._inspection.waiting_names, clock.monotonic, [0.0]

@@ -239,7 +239,7 @@ def test_a_woken_task_whose_message_is_lost_is_sent_again_at_once(site, bare_sit
     assert admin.wake(key) == 1
 
     assert result.get(timeout=30) == 0
-    wait_until(lambda: not admin.show(key).woken, what="nothing to be on its way")
+    wait_until(lambda: not admin.show(key).woken, what="nothing to be in flight")
     assert admin.wake(key) == 0
 
 

@@ -1,4 +1,4 @@
-"""Events of locks: there where the worker sends events, and of no harm to who reads them."""
+"""Events of locks: there where the worker sends events, and of no harm to readers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_a_parked_task_is_reported_from_its_conflict_to_its_release(site, listen
 
     kinds = ["conflict", "parked", "acquired", "woken", "released"]
     wait_until(lambda: {*kinds} <= {*listener.kinds(key)}, what="all events", timeout=60)
-    # One process tells of the first two, perhaps another of the rest, and perhaps sooner.
-    told = sorted(listener.of(key), key=lambda event: event["timestamp"])
-    told = [event for event in told if event["type"] != "distlock-renewed"]
-    assert [event["type"].removeprefix("distlock-") for event in told] == kinds
-    assert {event["uuid"] for event in told} == {result.id}
-    assert {event["task"] for event in told} == {"work_requeue"}
-    assert {event["hostname"] for event in told} == {site.workers[0].name}
-    assert told[2]["waited"] > 0
+    # One process reports the first two, perhaps another the rest, and perhaps sooner.
+    reported = sorted(listener.of(key), key=lambda event: event["timestamp"])
+    reported = [event for event in reported if event["type"] != "distlock-renewed"]
+    assert [event["type"].removeprefix("distlock-") for event in reported] == kinds
+    assert {event["uuid"] for event in reported} == {result.id}
+    assert {event["task"] for event in reported} == {"work_requeue"}
+    assert {event["hostname"] for event in reported} == {site.workers[0].name}
+    assert reported[2]["waited"] > 0
 
 
 def test_a_parked_task_is_shown_as_parked_until_it_runs(site, listener, key):
@@ -69,7 +69,7 @@ def test_a_task_that_is_parked_on_its_arrival_is_shown_with_its_name(site, liste
 
 def test_a_task_that_sends_no_events_is_not_shown_as_running_for_ever(site, listener, key):
     with site.held(key):
-        result = site.tasks.work_untold.delay(key)
+        result = site.tasks.work_without_events.delay(key)
         site.wait_queued(key)
     result.get(timeout=30)
 

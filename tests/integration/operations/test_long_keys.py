@@ -1,4 +1,4 @@
-"""A key of a megabyte: it works, and nobody is told all of it."""
+"""A key of a megabyte: it works, and is nowhere shown in full."""
 
 from __future__ import annotations
 

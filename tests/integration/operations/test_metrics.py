@@ -45,11 +45,11 @@ def read(app):
     registry = CollectorRegistry()
     registry.register(StoreCollector(app, every=0.0))
 
-    def told():
+    def reading():
         found = parsed(generate_latest(registry).decode())
         return found if ("distlock_read_seconds", None, None) in found else None
 
-    return wait_until(told, timeout=60, what="a reading")
+    return wait_until(reading, timeout=60, what="a reading")
 
 
 def parsed(text):
@@ -80,10 +80,10 @@ def test_what_tasks_go_through_is_counted(site, key):
         return read(site.app).get(place, 0) - before.get(place, 0)
 
     once = ("conflicts_total", "parked_total", "woken_total")
-    # Each process tells when its time has come: who parked it perhaps after who ran it.
+    # Each process reports at its own time: that which parked it perhaps after that which ran it.
     wait_until(
         lambda: rise("released_total") == 2 and all(map(rise, once)),
-        what="the workers to tell",
+        what="the workers to report",
         timeout=60,
     )
     assert rise("acquired_total") == 2
@@ -100,8 +100,8 @@ def test_units_and_limits_are_added_up_over_keys(site, key):
     names = ("units_held", "units_limit", "limited", "paused", "resting")
 
     def gauges():
-        told = read(site.app)
-        return [told[f"distlock_{name}", None, None] for name in names]
+        metrics = read(site.app)
+        return [metrics[f"distlock_{name}", None, None] for name in names]
 
     assert gauges() == [0, 0, 0, 0, 0]
     owners = {}
@@ -193,11 +193,11 @@ def test_each_of_several_holders_counts_for_its_task(site, key):
     for number, owner in enumerate(owners):
         site.store.acquire(AcquireRequest(key, owner, 60.0, run=f"{number}", want=Want(1, 5)))
 
-    told = read(site.app)
+    metrics = read(site.app)
 
-    assert told["distlock_held", "shop.f", None] == 2
-    assert told["distlock_held", "shop.g", None] == 1
-    assert told["distlock_longest_hold_seconds", "shop.g", None] < 30
+    assert metrics["distlock_held", "shop.f", None] == 2
+    assert metrics["distlock_held", "shop.g", None] == 1
+    assert metrics["distlock_longest_hold_seconds", "shop.g", None] < 30
     for owner in owners:
         site.store.release(ReleaseRequest(key, owner))
 
@@ -247,7 +247,7 @@ def test_a_store_that_is_unreachable_is_reported_as_down(private_server, site):
 
 @pytest.fixture
 def gated(site, monkeypatch):
-    """A collector of a real store, whose reading stands still while the gate is closed."""
+    """A collector of a real store, whose reading waits while the gate is closed."""
     store = open_store(site.app.conf.result_backend, site.app.conf.distlock_prefix)
     gate = Gate(store, monkeypatch)
     collector = StoreCollector(site.app, every=0.0)
@@ -295,13 +295,13 @@ def test_a_record_of_another_type_hides_no_other_metric(site, private_server, re
     store = open_store(server.url, "spoilt")
     store.acquire(AcquireRequest("k", new_owner("held"), 60.0))
     with server.client() as client:
-        client.set(f"spoilt:{record}", "of somebody else")
+        client.set(f"spoilt:{record}", "of other software")
     collector = StoreCollector(site.app, every=0.0)
     collector._admin = SimpleNamespace(store=store)
 
     for _ in range(2):
-        told = scrape(collector)
-        assert told["distlock_up", None, None] == told["distlock_held", "", None] == 1
+        metrics = scrape(collector)
+        assert metrics["distlock_up", None, None] == metrics["distlock_held", "", None] == 1
     assert caplog.text.count("metrics are left out") == 1
 
 
@@ -358,8 +358,8 @@ def test_a_store_is_read_again_for_which_there_could_be_no_thread(site, key, mon
             list(collector.collect())
 
     with site.held(key):
-        told = {metric.name: metric.samples for metric in collector.collect()}
-    assert [sample.value for sample in told["distlock_held"]] == [1]
+        metrics = {metric.name: metric.samples for metric in collector.collect()}
+    assert [sample.value for sample in metrics["distlock_held"]] == [1]
 
 
 @pytest.mark.parametrize("error", [StoreError("no such right"), ValueError("an odd record")])
@@ -435,9 +435,9 @@ def test_metrics_are_chosen_by_name(serve_metrics):
     ],
 )
 def test_what_the_exporter_would_not_obey_it_refuses(serve_metrics, path, query, status, words):
-    told, body = serve_metrics(path, query)
+    answered, body = serve_metrics(path, query)
 
-    assert told == status
+    assert answered == status
     assert words in body
 
 

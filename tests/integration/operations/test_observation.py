@@ -1,4 +1,4 @@
-"""What is noted of locks costs those nothing who use them, whatever becomes of it."""
+"""What is noted of locks costs their callers nothing, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StruckError(Exception):
 
 
 @pytest.fixture
-def strike():
+def interrupt():
     """Raise a `StruckError`, by a signal, after some seconds of the process's time."""
 
     def handle(*_):
@@ -62,23 +62,23 @@ def strike():
     signal.signal(signal.SIGVTALRM, previous)
 
 
-def test_no_exception_that_strikes_where_it_is_noted_is_swallowed(strike):
-    store = MemoryStore("memory://struck", "struck")
+def test_no_exception_that_is_raised_where_it_is_noted_is_swallowed(interrupt):
+    store = MemoryStore("memory://interrupted", "interrupted")
     lock = Lock("k", store=store)
     facts = {"key": "k", "token": 1, "holder": "h", "waited": 0.0, "waited_for": "nothing"}
 
-    def note_until_struck():
-        strike(0.001)
+    def note_until_interrupted():
+        interrupt(0.001)
         until = time.monotonic() + 30
         while time.monotonic() < until:
             observer.observe("lock_acquired", lock, store, facts)
 
     gc.collect()
-    gc.disable()  # what strikes in a finalizer is lost, whoever calls
+    gc.disable()  # what is raised in a finalizer is lost, whatever calls
     try:
         for _ in range(200):
             with pytest.raises(StruckError):
-                note_until_struck()
+                note_until_interrupted()
     finally:
         gc.enable()
 
@@ -111,12 +111,12 @@ def test_a_lost_lock_is_not_counted_as_released(redis_url, prefix):
 
 def test_what_is_being_reported_is_reported_when_flush_returns(monkeypatch):
     store = MemoryStore("memory://slow", "slow")
-    told = []
+    reported = []
 
     def count(counts):
         beginning.set()
         assert goes_on.wait(60)
-        told.append(counts)
+        reported.append(counts)
 
     beginning, goes_on = threading.Event(), threading.Event()
     monkeypatch.setattr(store, "count", count)
@@ -133,7 +133,7 @@ def test_what_is_being_reported_is_reported_when_flush_returns(monkeypatch):
     goes_on.set()
     for thread in (first, second):
         thread.join(60)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize("error", [StoreError("may not"), TypeError("may not")], ids=type)
@@ -168,7 +168,7 @@ def test_a_store_that_refuses_counts_is_named_once(monkeypatch, caplog):
 
 
 class Broker:
-    """An app whose broker takes nothing, until it is told to."""
+    """An app whose broker takes nothing, until a test lets it."""
 
     def __init__(self) -> None:
         self.there = False
@@ -199,9 +199,9 @@ def test_events_are_left_out_for_a_while_when_the_broker_is_unreachable(monkeypa
         events.send("lock_acquired", "", {"key": "k"})
     wait_until(lambda: broker.tries, what="the first attempt")
     broker.there = True
-    heard = threading.Event()
-    events._notifier.submit(heard.set)
-    assert heard.wait(60)
+    done = threading.Event()
+    events._notifier.submit(done.set)
+    assert done.wait(60)
     assert (broker.tries, broker.sent) == (1, [])
 
     monkeypatch.setattr(events._sender.value, "_quiet_until", 0.0)
@@ -210,11 +210,11 @@ def test_events_are_left_out_for_a_while_when_the_broker_is_unreachable(monkeypa
 
 
 def test_one_that_cannot_be_reported_does_not_keep_the_next_from_being_reported(caplog):
-    told = threading.Event()
+    reported = threading.Event()
     mine = background.BackgroundNotifier("test-notifier")
 
     mine.submit(lambda: {}["nothing"])
-    mine.submit(told.set)
+    mine.submit(reported.set)
 
-    assert told.wait(60)
+    assert reported.wait(60)
     mine.finish(60)

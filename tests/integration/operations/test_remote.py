@@ -30,8 +30,8 @@ def celery(site):
     """Run a command of ``celery``, here or in a process; return what its JSON says by worker."""
 
     def run(kind: str, *words: str, here: bool = True):
-        everybody = ",".join(worker.name for worker in site.workers)
-        options = ["--timeout", "20", "--json", "--destination", everybody]
+        names = ",".join(worker.name for worker in site.workers)
+        options = ["--timeout", "20", "--json", "--destination", names]
         if here:
             obj = CLIContext(app=site.app, no_color=True, workdir=None)
             done = CliRunner().invoke(COMMANDS[kind], [*options, *words], obj=obj)
@@ -45,9 +45,9 @@ def celery(site):
                 text=True,
                 timeout=60,
             )
-        told = json.loads(done.stdout)
-        # `control` tells a list of what each worker says, `inspect` a mapping.
-        return told if isinstance(told, dict) else {k: v for each in told for k, v in each.items()}
+        data = json.loads(done.stdout)
+        # `control` prints a list of what each worker says, `inspect` a mapping.
+        return data if isinstance(data, dict) else {k: v for each in data for k, v in each.items()}
 
     return run
 
@@ -58,17 +58,17 @@ def test_each_worker_lists_the_locks_of_its_own_tasks(site, celery, key):
         site.wait_held(f"{key}:{number}")
 
     def ask():
-        # A worker gives the store a quarter of a second, lest its event loop wait.
-        told = celery("inspect", "locks", f"{key}:*")
-        return told if all(isinstance(each, list) for each in told.values()) else None
+        # A worker gives the store a quarter of a second, so that its event loop does not wait.
+        replies = celery("inspect", "locks", f"{key}:*")
+        return replies if all(isinstance(each, list) for each in replies.values()) else None
 
-    told = wait_until(ask, timeout=60, what="every worker's list")
+    replies = wait_until(ask, timeout=60, what="every worker's list")
 
-    listed = [lock for locks in told.values() for lock in locks]
+    listed = [lock for locks in replies.values() for lock in locks]
     assert sorted(lock["task_id"] for lock in listed) == sorted(result.id for result in results)
     assert {lock["task"] for lock in listed} == {"work_requeue"}
     for worker in site.workers:
-        pids = {lock["pid"] for lock in told[worker.name]}
+        pids = {lock["pid"] for lock in replies[worker.name]}
         assert pids <= {worker.pid, *worker.children()}
     for lock in listed:
         assert lock["token"] == site.look(lock["key"]).token
@@ -80,9 +80,9 @@ def test_each_worker_lists_the_locks_of_its_own_tasks(site, celery, key):
 
 @pytest.mark.parametrize("here", [True, False])
 def test_the_list_is_empty_where_nothing_matches(site, celery, key, here):
-    told = celery("inspect", "locks", key, here=here)
+    replies = celery("inspect", "locks", key, here=here)
 
-    assert told == {worker.name: [] for worker in site.workers}
+    assert replies == {worker.name: [] for worker in site.workers}
 
 
 def test_a_lock_is_released_once_though_all_workers_are_asked(site, celery, key):
@@ -91,9 +91,9 @@ def test_a_lock_is_released_once_though_all_workers_are_asked(site, celery, key)
     waiting = [site.tasks.work_requeue.delay(key, None, key) for _ in range(2)]
     site.wait_queued(key, 2)
 
-    told = celery("control", "release_lock", key)
+    replies = celery("control", "release_lock", key)
 
-    answers = [answer["ok"] for answer in told.values()]
+    answers = [answer["ok"] for answer in replies.values()]
     assert len(answers) == 2
     assert "another worker is releasing it, or has just done so" in answers
     (released,) = [answer for answer in answers if answer.startswith("released")]
@@ -162,16 +162,16 @@ def test_one_of_several_holders_is_listed_where_it_runs(site, key):
 
 def test_every_holder_of_one_key_is_listed_by_the_worker_that_it_runs_in(site, celery, key):
     gate = f"{key}:gate"
-    running = [site.tasks.work_beside.delay(key, n, gate) for n in range(4)]  # two in each worker
+    running = [site.tasks.work_shared.delay(key, n, gate) for n in range(4)]  # two in each worker
     wait_until(lambda: len(site.look(key).holders) == 4, timeout=60, what="four holders")
 
     def ask():
-        told = celery("inspect", "locks", key)
-        return told if all(isinstance(each, list) for each in told.values()) else None
+        replies = celery("inspect", "locks", key)
+        return replies if all(isinstance(each, list) for each in replies.values()) else None
 
-    told = wait_until(ask, timeout=60, what="every worker's list")
+    replies = wait_until(ask, timeout=60, what="every worker's list")
 
-    listed = [lock for locks in told.values() for lock in locks]
+    listed = [lock for locks in replies.values() for lock in locks]
     assert sorted(lock["task_id"] for lock in listed) == sorted(result.id for result in running)
     assert sorted(lock["slot"] for lock in listed) == [0, 1, 2, 3]
     site.journal.open(gate)
@@ -195,8 +195,8 @@ def test_stats_say_where_the_locks_are(site, celery):
 
 
 def test_events_begin_and_end_as_the_workers_others_do(site, listener, key):
-    everybody = [worker.name for worker in site.workers]
-    asked = {"destination": everybody, "reply": True, "timeout": 30}
+    names = [worker.name for worker in site.workers]
+    asked = {"destination": names, "reply": True, "timeout": 30}
     site.tasks.work_requeue.delay(f"{key}-before").get(timeout=30)
     site.app.control.enable_events(**asked)
     site.tasks.work_requeue.delay(key).get(timeout=30)

@@ -75,16 +75,16 @@ def test_a_hold_is_a_span_with_its_key_and_token_after_one_for_the_wait(bare_sit
 
 
 @pytest.mark.usefixtures("bare_site")  # an app that has install(app)
-def test_the_spans_tell_how_much_is_held_and_when_that_changes(spans, redis_url, prefix):
+def test_the_spans_show_how_much_is_held_and_when_that_changes(spans, redis_url, prefix):
     store = open_store(redis_url, prefix)
     with closing(store), Lock(Key("k", capacity=3, weight=2), store=store) as lease:
-        told_at_first = spans()[0].attributes
+        at_first = spans()[0].attributes
         lease.upgrade(timeout=5)
 
     _, hold = spans()
-    assert (told_at_first["distlock.units"], told_at_first["distlock.capacity"]) == (2, 3)
+    assert (at_first["distlock.units"], at_first["distlock.capacity"]) == (2, 3)
     assert (hold.attributes["distlock.units"], hold.attributes["distlock.capacity"]) == (1, 1)
-    assert hold.attributes["distlock.token"] > told_at_first["distlock.token"]
+    assert hold.attributes["distlock.token"] > at_first["distlock.token"]
 
 
 def test_they_are_children_of_the_span_around(bare_site, spans, key):

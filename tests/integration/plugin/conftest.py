@@ -53,7 +53,7 @@ class RunTests(Protocol):
 
 @pytest.fixture
 def run_tests(tmp_path: Path) -> RunTests:
-    """Runs *tests* beside the app `SHOP`; they see neither this project's settings nor plugins."""
+    """Runs *tests* with the app `SHOP`; they see neither this project's settings nor plugins."""
 
     def run(tests: str, *arguments: str, conftest: str = "", shop: str = SHOP) -> Outcome:
         for name, text in {

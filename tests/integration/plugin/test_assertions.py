@@ -55,7 +55,7 @@ def test_what_is_so_is_let_pass(store):
         assert_parked("43", "k", store)
 
 
-def test_a_key_may_be_named_with_its_terms_as_a_task_tells_it(store):
+def test_a_key_may_be_named_with_its_terms_as_a_task_reports_it(store):
     key = Key("k", capacity=5, weight=2)
     assert_free(key, store)
     with Lock(key, store=store):

@@ -35,7 +35,7 @@ def admin(locked) -> Admin:
 
 @pytest.fixture
 def hold(locked) -> Iterator[Callable[[str], int]]:
-    """Lets somebody hold a key until the end of the test; returns the token."""
+    """Lets another owner hold a key until the end of the test; returns the token."""
     locks = Locks(locked.app, FakeClock)
     with ExitStack() as stack:
         yield lambda key: stack.enter_context(locks.hold(key)).token
@@ -58,7 +58,7 @@ def share(admin) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def endless(celery_env, locked) -> Iterator[Callable[[str], SimpleNamespace]]:
-    """Makes a lock as no acquire does: without an expiry, with a token that tells no time."""
+    """Makes a lock as no acquire does: without an expiry, with a token that is no time."""
     fields = {"x": servers.grant("host|1|task[id]|1", 10**30), "token": "9" * 30}
     with redis.Redis.from_url(celery_env["DISTLOCK_TEST_BACKEND"]) as client:
 

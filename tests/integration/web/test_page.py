@@ -1,4 +1,4 @@
-"""What the page's server tells of a real store, and does to it."""
+"""What the page's server reports of a real store, and does to it."""
 
 from __future__ import annotations
 

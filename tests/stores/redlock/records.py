@@ -21,7 +21,7 @@ NO_GRANT = grant("").decode()
 
 
 def owners(masters: Masters, key: str = "k") -> list[str | None]:
-    """Who has each node's vote; None for one that does not answer."""
+    """Which owner has each node's vote; None for one that does not answer."""
     return [
         owner_of(node.ask("HGET", record(key, "lock"), "x") or NO_GRANT) if node.answers else None
         for node in masters.servers
@@ -38,7 +38,7 @@ def record(key: str, name: str) -> str:
 
 
 def vote(node: Node, key: str, owner: str, lease: float = 30.0) -> None:
-    """Let a node alone vote for somebody."""
+    """Let a node alone vote for an owner."""
     store = RedisStore(node.url, PREFIX)
     assert store.acquire(AcquireRequest(key, owner, lease)).status is Status.GRANTED
     store.close()

@@ -119,7 +119,7 @@ COUNTING = """
 from celery_distlock.stores.redis.redlock import RedlockStore
 store = RedlockStore(sys.argv[3], "contention")
 file, rounds = sys.argv[4], int(sys.argv[5])
-tell(ready=True)
+report(ready=True)
 ask()
 tokens = []
 for n in range(rounds):
@@ -130,12 +130,12 @@ for n in range(rounds):
             time.sleep(0.001)
             counter.seek(0)
             counter.write(str(number + 1))
-tell(tokens=tokens)
+report(tokens=tokens)
 """
 
 
 def test_many_processes_that_split_the_votes_get_on(shared_masters, tmp_path):
-    """Eight at once: each time several begin together, and nobody may be left out."""
+    """Eight at once: each time several begin together, and none may be left out."""
     counter = tmp_path / "counter"
     counter.write_text("")
     arguments = shared_masters.url, os.fspath(counter), "15"
@@ -144,10 +144,10 @@ def test_many_processes_that_split_the_votes_get_on(shared_masters, tmp_path):
             stack.enter_context(Script(COUNTING, "memory://", "none", *arguments)) for _ in range(8)
         ]
         for script in scripts:
-            script.heard()
+            script.received()
         for script in scripts:
             script.say()
-        tokens = [script.heard()["tokens"] for script in scripts]
+        tokens = [script.received()["tokens"] for script in scripts]
 
     assert counter.read_text() == "120"
     assert len({token for each in tokens for token in each}) == 120

@@ -1,4 +1,4 @@
-"""What several masters tell together of all their keys."""
+"""What several masters report together of all their keys."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ def test_counters_go_a_month_after_the_last_count(masters, store):
         assert 0 < node.ask("TTL", f"{PREFIX}:counts") <= 30 * 86400
 
 
-def test_each_node_tells_of_itself(masters, store):
+def test_each_node_reports_itself(masters, store):
     masters.servers[3].kill()
 
     facts = list(store.describe())
 
-    told = [fact.message for fact in facts if fact.subject == "server"]
-    for node, found_of_it in zip(masters.servers, told, strict=True):
+    messages = [fact.message for fact in facts if fact.subject == "server"]
+    for node, found_of_it in zip(masters.servers, messages, strict=True):
         assert found_of_it.endswith(f"({node.address})")
         assert ("master" in found_of_it) is node.answers
     clocks = [fact.figures["offset"] for fact in facts if fact.subject == "clock"]

@@ -58,7 +58,7 @@ REFUSAL = StoreError("no")
         ([None, None, None], False),
         ([[1, 1], None, None], False),
         ([[1, 1], [1, 1], None], True),
-        ([[1, 1], [REFUSAL, 1], None], False),  # who is awaited decides on the first call
+        ([[1, 1], [REFUSAL, 1], None], False),  # the awaited one decides on the first call
         ([[REFUSAL, 1], [REFUSAL, 1], None], True),  # the first has no majority whatever comes
         ([[1, 1], [REFUSAL, 1], [1, 1]], True),
     ],
@@ -168,7 +168,7 @@ def test_a_node_that_is_back_votes_again(masters, store, broken):
     wait_until(lambda: broken is empty or store._nodes.failures(), what="it to be known as silent")
     masters.servers[0].resume()
     masters.servers[0].start()
-    wait_until(lambda: not store._nodes.failures(), what="the node to be heard")
+    wait_until(lambda: not store._nodes.failures(), what="the node to answer")
 
     take(store, "b", "another key")
 
@@ -233,7 +233,7 @@ def test_what_a_node_grants_that_hung_is_undone_when_it_is_back(masters, store):
         node.resume()
 
     wait_until(lambda: owners(masters) == NONE, what="the votes to be undone")
-    wait_until(lambda: not store._nodes.failures(), what="the nodes to be heard")
+    wait_until(lambda: not store._nodes.failures(), what="the nodes to answer")
     assert owners(masters) == NONE
     take(store, "b")
     wait_until(lambda: owners(masters) == ["b"] * 5, what="all votes")
@@ -247,11 +247,11 @@ def test_unawaited_requests_are_not_sent(masters, store):
     wait_until(lambda: worker._asked_at < math.inf, what="it to be sent")
     take(store, "a", "waits behind it")
     until = clock.monotonic() + 2 * ANSWER
-    wait_until(lambda: clock.monotonic() > until, what="everybody to have given up")
+    wait_until(lambda: clock.monotonic() > until, what="all to have given up")
 
     masters.servers[0].resume()
 
-    wait_until(lambda: not store._nodes.failures(), what="the node to be heard")
+    wait_until(lambda: not store._nodes.failures(), what="the node to answer")
     wait_until(lambda: owners(masters, "sent") == ["a"] * 5, what="the late vote")
     assert owners(masters, "waits behind it")[0] == ""
 
@@ -292,7 +292,7 @@ def test_a_release_reaches_a_node_that_was_cut_off_for_long(masters, store):
     wait_until(lambda: owners(masters) == NONE, what="the late release")
 
 
-# Who has the key
+# The holder
 
 
 def test_a_minority_of_votes_is_no_lock(masters, store):
@@ -340,7 +340,7 @@ def test_a_request_that_is_repeated_keeps_its_token_and_tops_up_its_votes(master
     token = take(store, "a")
     wait_until(lambda: tokens(masters.servers[1:]) == [token] * 4, what="the slowest of them")
     masters.servers[0].start()
-    wait_until(lambda: not store._nodes.failures(), what="the node to be heard")
+    wait_until(lambda: not store._nodes.failures(), what="the node to answer")
 
     assert take(store, "a") == token
 
@@ -411,7 +411,7 @@ def test_a_renewal_without_a_majority_is_unknown_while_a_silent_node_may_have_it
     assert renewed(store, "a") is RenewOutcome.UNKNOWN
 
     masters.servers[2].start()
-    wait_until(lambda: not store._nodes.failures(), what="the node to be heard")
+    wait_until(lambda: not store._nodes.failures(), what="the node to answer")
     assert renewed(store, "a") is RenewOutcome.LOST
 
 
@@ -438,7 +438,7 @@ def test_a_mark_is_found_by_another_majority_than_that_it_was_written_to(masters
     fourth.pause()
     fifth.pause()
     store.release(ReleaseRequest("k", "a", run="run", completion=Completion.YES_AND_MAY_COME_AGAIN))
-    fourth.kill()  # what it was sent in vain dies with it
+    fourth.kill()  # what it was sent without effect is lost with it
     fifth.kill()
     fourth.start()
     fifth.start()
@@ -447,7 +447,7 @@ def test_a_mark_is_found_by_another_majority_than_that_it_was_written_to(masters
     silent = {node.address for node in (first, second)}
     wait_until(
         lambda: _answers(store, but=silent),
-        what="the others to be heard",
+        what="the others to answer",
     )
 
     assert (

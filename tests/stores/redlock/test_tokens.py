@@ -81,7 +81,7 @@ def test_a_token_that_one_node_knows_of_the_majority_is_exceeded(masters, store)
     second.kill()
     wait_until(
         lambda: store.acquire(AcquireRequest("warm", "a", 30.0)).status is Status.GRANTED,
-        what="the nodes to be heard",
+        what="the nodes to answer",
     )
 
     assert take(store, "b") > before
@@ -106,7 +106,7 @@ def test_tokens_rise_whichever_nodes_grant_them(masters, open_redlock):
         one.resume()
         other.resume()
         for store in stores:
-            wait_until(lambda s=store: heard(s), what="the nodes to be heard")
+            wait_until(lambda s=store: all_answer(s), what="the nodes to answer")
 
     assert tokens == sorted(set(tokens))
 
@@ -116,7 +116,7 @@ def granted(store, owner):
     return reply if reply.status is Status.GRANTED else None
 
 
-def heard(store):
+def all_answer(store):
     store._nodes.ask([], timeout=0.0)
     return not store._nodes.failures()
 

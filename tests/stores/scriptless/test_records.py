@@ -68,7 +68,7 @@ def test_a_token_is_the_time_though_its_record_is_gone(redis_server, store, pref
 def test_one_that_was_too_slow_with_the_fence_is_not_granted(
     redis_server, store, another, prefix, monkeypatch
 ):
-    """Between his two round trips the key has gone to another, who has raised the fence."""
+    """Between its two round trips the key has gone to another, which has raised the fence."""
     settle, tokens = ScriptlessStore._settle, []
 
     def slow(self, wanted, seen):
@@ -255,7 +255,7 @@ def test_a_forked_child_has_connections_of_its_own(store):
     assert store.inspect("child").owner == "c"
 
 
-# What somebody else has written
+# What other software has written
 
 
 @pytest.mark.parametrize(

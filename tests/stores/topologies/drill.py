@@ -70,7 +70,7 @@ def push(store: Store, key: str) -> None:
     assert channel is not None
     with closing(channel):
         store.acquire(AcquireRequest(key, "holder", 60.0))
-        # A server that does not know of the channel yet gives the run to the one who releases.
+        # A server that does not know of the channel yet gives the run to the releaser.
         wait_until(lambda: _pushed(store, key, channel.address, came), what="a run to be pushed")
         assert came[0].envelope == b"envelope"
 

@@ -126,11 +126,11 @@ def test_the_keys_of_a_cluster_that_is_unreachable_are_not_listed(prefix):
 
 
 def test_keys_of_one_slot_are_taken_in_one_request_and_others_are_not(store, trips):
-    beside = next(key for key in map(str, range(100_000)) if slot(key) == slot("k"))
+    neighbour = next(key for key in map(str, range(100_000)) if slot(key) == slot("k"))
     store.acquire(AcquireRequest("warm", "up", 1.0))
     trips.clear()
 
-    assert len(store.acquire_all(["k", beside], ["a", "b"], 60.0)) == 2
+    assert len(store.acquire_all(["k", neighbour], ["a", "b"], 60.0)) == 2
     assert store.acquire_all(["far", "away"], ["a", "b"], 60.0) is None
     assert len(trips) <= 2  # the script has to be sent in full to a node that does not know it
 
@@ -150,8 +150,8 @@ def test_renewals_of_many_keys_go_to_each_node_once(cluster, store, trips):
 def test_a_push_goes_to_the_node_that_has_the_key_alone(cluster, store):
     drill.hand_over(store, "k")
 
-    heard = {server: server.ask("PUBSUB", "SHARDCHANNELS") for server in cluster.masters}
-    assert [server for server, channels in heard.items() if channels] == [node(cluster, "k")]
+    subscribed = {server: server.ask("PUBSUB", "SHARDCHANNELS") for server in cluster.masters}
+    assert [server for server, channels in subscribed.items() if channels] == [node(cluster, "k")]
     assert all(not server.ask("PUBSUB", "CHANNELS") for server in cluster.masters)
 
 
@@ -163,7 +163,7 @@ def test_slots_move_under_load(cluster, store):
     def work(key: str) -> None:
         try:
             while not done.is_set():
-                # On a busy machine a slot can be on its way for longer than one waits for it.
+                # On a busy machine a slot can be moving for longer than one waits for it.
                 with suppress(StoreUnavailableError), Lock(key, store=store, lease=10.0) as lease:
                     tokens[key].append(lease.token)
         except BaseException as error:
@@ -213,8 +213,8 @@ def test_a_slot_with_an_interrupted_move_is_reported_with_the_remedy(cluster, st
         with pytest.raises(StoreUnavailableError, match=r"moving the key's slot") as caught:
             store.inspect("k", 5.0)
         assert "redis-cli --cluster fix" in str(caught.value)
-        (told,) = [found for found in store.check() if "being moved" in found.message]
-        assert str(slot("k")) in told.message
+        (finding,) = [found for found in store.check() if "being moved" in found.message]
+        assert str(slot("k")) in finding.message
     assert not [found for found in store.check() if "being moved" in found.message]
 
 
@@ -256,7 +256,7 @@ def test_a_script_that_is_broken_off_while_its_slot_moves_is_an_outage(cluster, 
     released = store.release(give_up)  # as its caller does
     assert released.released
     found = [released.wake] if released.wake else []
-    # A node that has not told for a while that it is a master is passed over.
+    # A node that has not reported for a while that it is a master is passed over.
     wait_until(lambda: found or found.extend(store.parking.wake_next("k")), what="its turn")
     assert [wake.run for wake in found] == ["last"]
 
@@ -415,7 +415,7 @@ def test_a_slot_that_has_moved_is_asked_for_at_its_new_node_from_then_on(
 ):
     store.inspect("k")
     cluster.move_slot(slot("k"), other(cluster, "k"))
-    store.inspect("k")  # is told so
+    store.inspect("k")  # is answered so
     send, asked = ConnectionPool.send, []
 
     def note(pool, calls, *until):
@@ -463,7 +463,7 @@ def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store
     server.ask("CLIENT", "KILL", "TYPE", "pubsub")
     cluster.move_slot(slot(moved), other(cluster, "k"))
 
-    def heard() -> bool:
+    def subscribed() -> bool:
         for key in ("k", moved):
             drill.hand_over(store, key)
         return all(
@@ -475,7 +475,7 @@ def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store
         )
 
     # At once, if the server answers in time. What is handed over is free after its lease.
-    wait_until(heard, timeout=80.0, what="pushes to be heard")
+    wait_until(subscribed, timeout=80.0, what="pushes to be heard")
 
 
 def test_sweeps_go_on_while_a_master_is_gone(private_topology, prefix):
@@ -589,7 +589,9 @@ def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
     store.publishers.known = (sent.append,)
     for key in keys:
         store.acquire(AcquireRequest(key, "before", 60.0))
-    reply = queue_store.stand(store, StandRequest("run", route, park_request=ParkRequest(b"run")))
+    reply = queue_store.reserve_or_queue(
+        store, StandRequest("run", route, park_request=ParkRequest(b"run"))
+    )
     assert reply.status is Status.PARKED
 
     for key in reversed(keys):

@@ -1,4 +1,4 @@
-"""When an answer of a cluster's node is doubted, and what is not sent any more."""
+"""When an answer of a cluster's node is doubted, and what is no longer sent."""
 
 from __future__ import annotations
 
@@ -80,26 +80,26 @@ def test_the_way_becomes_shorter_at_once_and_longer_when_all_the_last_answers_to
     assert doubts(*[0.1] * USUAL) == [True] * (USUAL - 1) + [False]
 
 
-def test_what_is_not_confirmed_does_not_tell_how_far_a_server_is(doubts):
+def test_what_is_not_confirmed_does_not_show_how_far_a_server_is(doubts):
     assert doubts(*[0.1] * 20, confirmed=False) == [True] * 20
 
 
-def test_a_server_that_is_slow_for_long_is_not_believed_after_a_long_stand(doubts):
+def test_a_server_that_is_slow_for_long_is_not_believed_after_a_long_pause(doubts):
     assert doubts(*[0.2] * 20, 0.5) == [True] + [False] * 19 + [True]
     assert doubts(*[0.5] * 20) == [True] * 20
 
 
-def test_an_answer_is_doubted_if_we_stood_still_ourselves_when_it_was_asked_for(
+def test_an_answer_is_doubted_if_we_were_suspended_ourselves_when_it_was_asked_for(
     doubts, fake, monkeypatch
 ):
     send = ConnectionPool.send
 
-    def send_and_stand_still(*request):
+    def send_and_pause(*request):
         connection = send(*request)
         fake._now += 1.0
         return connection
 
-    monkeypatch.setattr(ConnectionPool, "send", send_and_stand_still)
+    monkeypatch.setattr(ConnectionPool, "send", send_and_pause)
     assert doubts(0.001) == [True]
 
 

@@ -77,7 +77,7 @@ def speaker(answer: bytes, *, at_once: bool = False, last: bool = True) -> Itera
 
 
 def as_user(server, *rights: str, database: int = 0) -> str:
-    """The URL for a user who has nothing but these *rights*."""
+    """The URL for a user that has nothing but these *rights*."""
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2", *rights)
     return f"redis://clerk:hunter2@127.0.0.1:{server.port}/{database}"

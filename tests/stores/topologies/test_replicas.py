@@ -104,7 +104,7 @@ def test_it_costs_no_round_trip(store, monkeypatch):
     exchange, here = ConnectionPool.exchange, threading.get_ident()
 
     def note(pool, calls):
-        if threading.get_ident() == here:  # others tell what has been counted
+        if threading.get_ident() == here:  # others report what has been counted
             trips.append(len(calls))
         return exchange(pool, calls)
 
@@ -157,7 +157,7 @@ def test_in_a_cluster_each_node_has_its_own(private_topology, prefix):
         assert store.acquire(AcquireRequest(elsewhere, "a", 60.0)).status is Status.GRANTED
 
 
-def test_a_replica_that_stands_still_costs_the_other_nodes_keys_nothing(private_topology, prefix):
+def test_a_suspended_replica_costs_the_other_nodes_keys_nothing(private_topology, prefix):
     cluster = private_topology(Cluster(masters=3, replicas=1))
     with closing(RedisStore(f"{cluster.url}?replicas=1", prefix)) as store:
         lame_node = cluster.node_of(f"{prefix}:{{k}}:lock")

@@ -128,7 +128,7 @@ def one_server(
 def one_server_as_admin(
     private_server: Callable[..., EmbeddedServer], prefix: str
 ) -> tuple[EmbeddedServer, str]:
-    """A server whose user is to be made yet, and that user's URL."""
+    """A server whose user does not exist yet, and that user's URL."""
     server = private_server()
     return server, server.url.replace("redis://", f"redis://{prefix}:password@")
 
@@ -158,15 +158,15 @@ def push(store: Store, wake: WokenTask) -> None:
         store.parking.keep_reserved([wake], 60.0)
 
 
-def stand(store: QueueStore) -> None:
+def reserve_or_queue(store: QueueStore) -> None:
     """Have a run take several keys, and none."""
-    route = Route(("stands", "there"))
+    route = Route(("waits", "there"))
     request = StandRequest("t7:0:0:0", route, park_request=ParkRequest(b"r"))
-    assert queue_store.stand(store, request).status is Status.RESERVED
-    assert store.parking.cancel("stands", "t7:0:0:0").released
+    assert queue_store.reserve_or_queue(store, request).status is Status.RESERVED
+    assert store.parking.cancel("waits", "t7:0:0:0").released
     assert not store.parking.reserve_one("gone", "t7:0:0:0", first=False, comes=False).released
     assert not store.parking.leave_one("gone", "t7:0:0:0", first=False, at="there").released
-    assert list(ready(store, WokenTask("stands", "t7:0:0:0", b"", route))) == []
+    assert list(ready(store, WokenTask("waits", "t7:0:0:0", b"", route))) == []
 
 
 def let_time_pass(store: Store) -> None:
@@ -273,7 +273,7 @@ def every_request(store: Store) -> None:
     replies = store.acquire_all(together, ["a", "b"], 60.0)
     assert [reply.status for reply in replies or ()] == [Status.GRANTED] * 2
 
-    stand(store)
+    reserve_or_queue(store)
     let_time_pass(store)
 
     store.count({"acquired||t": 2.0})
@@ -351,12 +351,12 @@ def test_one_servers_user_may_do_nothing_else(one_server, prefix):
 
 def test_a_clusters_user_may_do_nothing_else(cluster, shared_cluster, prefix):
     # Others use this one, too, so nothing is done.
-    told = {
+    answers = {
         command: shared_cluster.servers[0].ask("ACL", "DRYRUN", prefix, *shlex.split(command))
         for command in (each.format(prefix=prefix) for each in FORBIDDEN if "EVAL" not in each)
     }
 
-    assert [command for command, answer in told.items() if answer == "OK"] == []
+    assert [command for command, answer in answers.items() if answer == "OK"] == []
 
 
 def test_every_command_of_the_scripts_is_listed_and_rehearsed():
@@ -369,7 +369,7 @@ def test_every_command_of_the_scripts_is_listed_and_rehearsed():
     assert called - {"publish"} <= rehearsed  # that is asked for itself
 
 
-def told(store: Store) -> str:
+def problems(store: Store) -> str:
     """What `Store.check` has to say."""
     try:
         return "; ".join(found.message for found in store.check())
@@ -384,9 +384,9 @@ def test_each_right_that_is_missing_is_named(opened, one_server_as_admin, prefix
         set_user(server, f"{EXACT} -{right[1:]}", prefix)
         store = opened(url)
         if right == "+publish":
-            assert "may not publish" in told(store)
+            assert "may not publish" in problems(store)
         else:
-            assert re.search(rf"this user lacks [^;]*{re.escape(right)}\b", told(store))
+            assert re.search(rf"this user lacks [^;]*{re.escape(right)}\b", problems(store))
         store.close()  # its connections' user is gone
 
 
@@ -399,7 +399,7 @@ def test_keys_or_channels_that_a_user_may_not_use_are_named(opened, one_server_a
     opened(url).close()
 
     set_user(server, EXACT.replace("&distlock:*", "&elsewhere:*"), prefix)
-    assert f"may not publish to {prefix}:*" in told(opened(url))
+    assert f"may not publish to {prefix}:*" in problems(opened(url))
 
 
 def test_a_cluster_that_may_not_be_asked_for_its_nodes_says_so(opened, cluster, shared_cluster):
@@ -413,7 +413,7 @@ def test_a_cluster_that_may_not_be_asked_for_its_nodes_says_so(opened, cluster, 
 
     for node in shared_cluster.servers:
         node.ask("ACL", "SETUSER", name, "+cluster|slots", "-command|info", "-spublish")
-    assert "this user lacks the rights +command|info +spublish" in told(opened(cluster.url))
+    assert "this user lacks the rights +command|info +spublish" in problems(opened(cluster.url))
 
 
 def test_sentinels_that_may_not_be_asked_say_so(opened, shared_sentinels, prefix):
@@ -452,7 +452,7 @@ def test_what_a_renewal_lacks_is_named_in_the_log(opened, one_server_as_admin, p
 
 
 class Rights:
-    """A user who may do all that locks need, but for what is taken away for a while."""
+    """A user that may do all that locks need, but for what is taken away for a while."""
 
     def __init__(self, server: EmbeddedServer, prefix: str) -> None:
         self._server = server

@@ -54,7 +54,7 @@ def copied(sentinels: Sentinels) -> None:
 
 
 def copied_by_all(sentinels: Sentinels) -> None:
-    """Likewise, of one that takes no writes now."""
+    """The same, of one that takes no writes now."""
     offset = sentinels.master.info("replication")["master_repl_offset"]
     for replica in sentinels.replicas:
         wait_until(
@@ -140,7 +140,7 @@ def test_what_was_parked_is_found_after_a_failover(sentinels, store):
 
 @pytest.mark.parametrize(("replicas", "paused"), [(2, False), (0, True)], ids=["all", "paused"])
 def test_a_living_master_is_replaced_without_a_loss(sentinels, prefix, replicas, paused):
-    # One that nobody stops takes calls until the sentinels make it a replica.
+    # One that is not stopped takes calls until the sentinels make it a replica.
     sent: list[str] = []
     ends = threading.Event()
 
@@ -182,7 +182,7 @@ def test_a_demoted_master_is_noticed_by_clients_that_still_talk_to_it(sentinels,
 
 
 def test_no_holder_believes_in_a_lock_at_a_master_that_was_cut_off(sentinels, store, prefix):
-    # It stands still, another one takes its place, and it comes back as what it was.
+    # It is stopped, another one takes its place, and it comes back as what it was.
     old = sentinels.master
     late = Lock("k", store=store, lease=3.0)
     late.acquire()
@@ -195,7 +195,7 @@ def test_no_holder_believes_in_a_lock_at_a_master_that_was_cut_off(sentinels, st
         (hold,) = lease._holds
         until = hold.valid_until
         old.resume()
-        # The old master would renew it, until it hears that it is none. Nobody asks it.
+        # The old master would renew it, until it learns that it is none. It is not asked.
         wait_until(lambda: not lease.held, what="the end of the belief")
         assert hold.valid_until == until
         assert taken > lease.token

@@ -1,4 +1,4 @@
-"""Masters of a cluster that do not answer, beside others that do: 6 of them, and 30."""
+"""Masters of a cluster that do not answer, among others that do: 6 of them, and 30."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ def test_a_second_delivery_comes_again_until_the_first_has_ended(tasks, worker, 
     tasks.journal.wait("key")
 
     task.apply_async(("key", "gate"), task_id=first.id)  # as a broker that delivers it once more
-    told = f"{name}[{first.id}]"
-    wait_until(lambda: f"{told} deferred" in process.log(), what="the second to be set aside")
+    logged = f"{name}[{first.id}]"
+    wait_until(lambda: f"{logged} deferred" in process.log(), what="the second to be deferred")
     tasks.journal.open("gate")
 
-    dropped = f"{told} dropped: a second delivery"
+    dropped = f"{logged} dropped: a second delivery"
     wait_until(lambda: dropped in process.log(), timeout=60, what="the second to be dropped")
     assert first.get(timeout=30) == "done"
     assert tasks.journal.read("key") == [first.id]
@@ -104,8 +104,8 @@ def test_a_second_delivery_runs_when_the_firsts_process_is_killed(tasks, worker)
     first = tasks.gated_skip.delay("key", "gate")
     tasks.journal.wait("key")
     tasks.gated_skip.apply_async(("key", "gate"), task_id=first.id)
-    told = f"gated_skip[{first.id}]"
-    wait_until(lambda: f"{told} ignored" in process.log(), what="the second to be sent again")
+    logged = f"gated_skip[{first.id}]"
+    wait_until(lambda: f"{logged} ignored" in process.log(), what="the second to be sent again")
 
     for child in process.children():
         os.kill(child, signal.SIGKILL)

@@ -160,11 +160,11 @@ def test_the_nodes_of_a_user_are_for_that_user_alone(shared_server, prefix):
     with (
         closing(ZooKeeperStore(f"zookeeper://me:s%40cret@{bare}/mine", prefix)) as mine,
         closing(ZooKeeperStore(f"zookeeper://you:secret@{bare}/mine", prefix)) as yours,
-        closing(ZooKeeperStore(f"zookeeper://{bare}/mine", prefix)) as nobodys,
+        closing(ZooKeeperStore(f"zookeeper://{bare}/mine", prefix)) as without_user,
     ):
         take(mine, "k", "a")
         assert renew(mine, ("k", "a", 30.0)) == [RENEWED]
-        for other in (yours, nobodys):
+        for other in (yours, without_user):
             with pytest.raises(StoreError, match="NoAuth") as caught:
                 other.acquire(AcquireRequest("k", "b", 30.0))
             assert not isinstance(caught.value, StoreUnavailableError)

@@ -1,4 +1,4 @@
-"""What an ensemble tells of all its keys, and of who waits for them."""
+"""What an ensemble reports of all its keys, and of their waiters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_waiter_s_time_is_when_it_came(store):
 
     first, second = store.waiters("k")
 
-    # The server's clock and ours are one; it tells milliseconds.
+    # The server's clock and ours are one; it has milliseconds.
     assert before - 0.01 <= first.since <= second.since <= after + 0.01
     assert store.inspect("k").oldest == first.since
     assert store.inspect_many(["k"])[0].oldest == first.since
@@ -124,7 +124,7 @@ def test_a_look_goes_on_where_nodes_vanish_meanwhile(store, monkeypatch):
     assert times[2] == [folder(store, "k3")]
 
 
-def test_the_ensemble_tells_of_itself(store, shared_server):
+def test_the_ensemble_reports_itself(store, shared_server):
     facts = {fact.subject: fact.message for fact in store.describe()}
 
     assert facts["server"].startswith("ZooKeeper 3.")
@@ -133,16 +133,16 @@ def test_the_ensemble_tells_of_itself(store, shared_server):
     assert "ms" in facts["clock"]
 
 
-def test_a_server_that_does_not_tell_of_itself_is_said_to_be_one(shared_server, prefix):
+def test_a_server_that_does_not_report_itself_is_said_to_be_one(shared_server, prefix):
     with_another = f"zookeeper://127.0.0.1:{shared_server.port},127.0.0.1:1?session=30"
     store = ZooKeeperStore(with_another, prefix)
     try:
-        told = [fact.message for fact in store.describe() if fact.subject == "server"]
+        messages = [fact.message for fact in store.describe() if fact.subject == "server"]
     finally:
         store.close()
 
-    assert any("port 1 gives no status" in found for found in told)
-    assert any(found.startswith("ZooKeeper 3.") for found in told)
+    assert any("port 1 gives no status" in found for found in messages)
+    assert any(found.startswith("ZooKeeper 3.") for found in messages)
 
 
 @asking
@@ -162,7 +162,7 @@ def test_it_does_not_count_and_says_so(store):
         samples(store)
 
 
-def test_metrics_tell_what_is_held_and_leave_the_counters_out(url, prefix, store):
+def test_metrics_show_what_is_held_and_leave_the_counters_out(url, prefix, store):
     take(store, "k", "a")
     wait_for(store, "k", "b")
     app = Celery("metrics", broker="memory://", set_as_current=False)

@@ -196,7 +196,7 @@ def test_a_lock_that_got_no_answer_is_given_back(store, losses, monkeypatch):
 
 
 class Proxy:
-    """Passes on to a server, and breaks all connections when told to."""
+    """Passes on to a server, and breaks all connections on request."""
 
     def __init__(self, port):
         self._to = port

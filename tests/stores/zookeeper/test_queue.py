@@ -1,4 +1,4 @@
-"""Who is granted a key, in what order, and who is woken."""
+"""Which waiter is granted a key, in what order, and which is woken."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_waiter_that_was_woken_and_does_not_come_is_passed_over(store, monkeyp
     alive.wait(30.0)
     wait_until(
         lambda: store.acquire(AcquireRequest("k", "alive", 30.0, queue=alive)).status is GRANTED,
-        what="the key to pass the one who does not come",
+        what="the key to pass the one that does not come",
     )
 
 
@@ -206,7 +206,7 @@ for n in range(int(sys.argv[4])):
     with open(sys.argv[5], "a") as file:
         file.write(f"{reply.token}\\n")
     store.release(ReleaseRequest("k", owner))
-tell(done=True)
+report(done=True)
 """
 
 
@@ -215,7 +215,7 @@ def test_tokens_of_several_processes_rise_in_the_order_of_their_grants(url, pref
     takers = [script(TAKER, url, prefix, "40", str(file)) for _ in range(3)]
     for taker in takers:
         with taker:
-            taker.heard()
+            taker.received()
 
     tokens = [int(line) for line in file.read_text().split()]
     assert len(tokens) == 120

@@ -164,10 +164,10 @@ def test_a_kept_key_outlives_the_process_that_kept_it(url, store, prefix):
     source = """
 store.acquire(AcquireRequest("k", "a", 30.0, run="run 1"))
 request = ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 30.0))
-tell(kept=store.release(request).released)
+report(kept=store.release(request).released)
 """
     with script(source, url, prefix) as process:
-        assert process.heard()["kept"]
+        assert process.received()["kept"]
         process.ended()
 
     assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
@@ -178,10 +178,10 @@ def test_every_look_ends_what_a_dead_process_has_kept_too_long(url, store, prefi
     source = """
 store.acquire(AcquireRequest("k", "a", 30.0, run="run 1"))
 request = ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 2.5))
-tell(kept=store.release(request).released)
+report(kept=store.release(request).released)
 """
     with script(source, url, prefix) as process:
-        assert process.heard()["kept"]
+        assert process.received()["kept"]
         process.signal(signal.SIGKILL)
         process.ended()
     assert len(nodes(store, "k")) == 1
@@ -194,7 +194,7 @@ tell(kept=store.release(request).released)
     assert len(nodes(store, "k")) == 1
 
 
-def test_the_process_that_kept_a_key_in_vain_ends_it(store):
+def test_the_process_that_kept_a_key_without_need_ends_it(store):
     take(store, "k", "a", run="run 1")
     store.release(ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 2.5)))
     assert holder(store, "k") == "parked:run 2"

@@ -38,7 +38,7 @@ from tests.waiting import wait_until
 
 HOLDER = """
 reply = store.acquire(AcquireRequest("k", "dead", float(sys.argv[4])))
-tell(status=reply.status.value, pid=os.getpid())
+report(status=reply.status.value, pid=os.getpid())
 ask()
 """
 
@@ -195,7 +195,7 @@ def test_the_key_of_a_killed_process_is_free_when_its_session_ends(
 ):
     short = f"{shared_server.url}/chroot?session=3"
     with script(HOLDER, short, prefix, "3.0") as process:
-        assert process.heard()["status"] == "granted"
+        assert process.received()["status"] == "granted"
         inbox = wait_for(store, "k", "b")
         process.signal(signal.SIGKILL)
         started = time.monotonic()
@@ -210,17 +210,17 @@ def test_the_key_of_a_stopped_process_is_free_and_it_finds_it_lost(shared_server
     source = """
 lock = Lock("k", lease=3.0, store=store)
 lock.acquire()
-tell(held=True)
+report(held=True)
 ask()
-tell(held=lock.lease.held)
+report(held=lock.lease.held)
 try:
     lock.release()
-    tell(error="")
+    report(error="")
 except Exception as error:
-    tell(error=type(error).__name__)
+    report(error=type(error).__name__)
 """
     with script(source, f"{shared_server.url}/chroot?session=3", prefix) as process:
-        process.heard()
+        process.received()
         inbox = wait_for(store, "k", "b")
         process.pause()
         inbox.wait(30.0)
@@ -228,20 +228,20 @@ except Exception as error:
         process.signal(signal.SIGCONT)
         process.say()
 
-        assert process.heard() == {"held": False}
-        assert process.heard() == {"error": "LockLostError"}
+        assert process.received() == {"held": False}
+        assert process.received() == {"error": "LockLostError"}
         assert holder(store, "k") == "b"
 
 
 def test_a_process_that_waits_and_dies_is_passed_over(shared_server, store, prefix):
     source = """
 inbox = store.inbox("k", "dead")
-tell(status=store.acquire(AcquireRequest("k", "dead", 0.5, queue=inbox)).status.value)
+report(status=store.acquire(AcquireRequest("k", "dead", 0.5, queue=inbox)).status.value)
 ask()
 """
     take(store, "k", "a")
     with script(source, f"{shared_server.url}/chroot?session=0.6", prefix) as process:
-        assert process.heard()["status"] == "busy"
+        assert process.received()["status"] == "busy"
         inbox = wait_for(store, "k", "b")
         process.signal(signal.SIGKILL)
         process.ended()
@@ -255,7 +255,7 @@ ask()
 
 def test_another_process_releases_but_does_not_renew(url, store, prefix):
     with script(HOLDER, url, prefix, "25.0") as process:
-        process.heard()
+        process.received()
         assert renew(store, ("k", "dead", 0.5)) == [UNKNOWN]
 
         assert store.release(ReleaseRequest("k", "dead")).released
@@ -331,16 +331,16 @@ def test_a_forked_child_has_a_session_of_its_own_and_leaves_the_parents_alone(st
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        told = "nothing"
+        outcome = "nothing"
         try:
             busy = store.acquire(AcquireRequest("k", "child", 20.0)).status is BUSY
             granted = store.acquire(AcquireRequest("k2", "child", 20.0)).status is GRANTED
-            told = f"{busy} {granted}"
+            outcome = f"{busy} {granted}"
             store.close()
         except BaseException as error:  # noqa: BLE001
-            told = repr(error)
+            outcome = repr(error)
         finally:
-            os.write(write, told.encode())
+            os.write(write, outcome.encode())
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
@@ -360,7 +360,7 @@ for _ in range(int(sys.argv[4])):
                 seen = int(file.read())
             with open(sys.argv[5], "w") as file:
                 file.write(str(seen + 1))
-tell(done=True)
+report(done=True)
 """
 
 
@@ -370,7 +370,7 @@ def test_a_lock_excludes_between_processes(url, prefix, tmp_path):
     processes = [script(COUNTER, url, prefix, "60", str(counter)) for _ in range(3)]
     for process in processes:
         with process:
-            assert process.heard() == {"done": True}
+            assert process.received() == {"done": True}
 
     assert counter.read_text() == "180"
 

@@ -1,4 +1,4 @@
-"""Several who hold a key: who is let in, in what order, and who is woken."""
+"""Several holders of a key: which is admitted, in what order, and which is woken."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def counted(inbox):
     return times
 
 
-# Who is let in
+# Admission
 
 
 def test_as_many_hold_a_key_as_its_capacity_is(store, open_store):
@@ -142,7 +142,7 @@ def test_no_request_overtakes_a_waiter_whether_it_would_fit_or_not(store, open_s
 
 
 def test_of_many_requests_at_once_as_many_enter_as_fit(open_store):
-    """Who does not wait is not refused because one before him has not come in yet."""
+    """A request that does not wait is not refused because one before it was not granted yet."""
     stores = [open_store() for _ in range(3)]
     for round_ in range(10):
         start, replies = threading.Barrier(9), []
@@ -203,7 +203,7 @@ def test_one_that_is_admitted_while_the_first_leaves_has_its_own_token(store, op
     assert enter(store, "c", SHARED).token == second
 
 
-# Who is woken
+# Wake-ups
 
 
 def test_a_release_wakes_the_first_waiter_and_no_other(store, open_store):
@@ -221,7 +221,7 @@ def test_a_release_wakes_the_first_waiter_and_no_other(store, open_store):
 
     assert [len(count) for count in counts] == [1, 0, 0, 0]
     assert enter(others[0], "w0", THREE, queue=inboxes[0]).slot == 1
-    inboxes[1].wait(30.0)  # it is the first of those who wait now
+    inboxes[1].wait(30.0)  # it is the first of the waiters now
     assert [len(count) for count in counts[1:]] == [1, 0, 0]
     refused(others[1], "w1", THREE, queue=inboxes[1])
 
@@ -275,7 +275,7 @@ def test_the_first_to_wait_for_a_unit_watches_as_many_as_there_are_units(store):
 
 
 def test_a_request_admits_earlier_ones_that_fit(store, open_store):
-    """A waiter whose process is slow keeps nobody out who fits beside him."""
+    """A waiter whose process is slow keeps none out that fits with it."""
     enter(store, "alone", ALONE)
     inbox = store.inbox("k", "slow")
     refused(store, "slow", THREE, queue=inbox)
@@ -305,7 +305,7 @@ def test_a_waiter_that_was_woken_and_does_not_come_is_passed_over(store, monkeyp
             is GRANTED
             and len(nodes(store, "k")) == 1
         ),
-        what="the key to pass the one who does not come",
+        what="the key to pass the one that does not come",
     )
 
 
@@ -340,7 +340,7 @@ def test_the_loser_of_a_unit_learns_whether_the_key_is_held_exclusively(store, o
 HOLDER = """
 want = Want(1, 2)
 reply = store.acquire(AcquireRequest("k", "dead", 3.0, want=want))
-tell(slot=reply.slot, token=reply.token)
+report(slot=reply.slot, token=reply.token)
 ask()
 """
 
@@ -348,7 +348,7 @@ ask()
 def test_the_unit_of_a_killed_process_is_free_when_its_session_ends(shared_server, store, prefix):
     first = enter(store, "a", Want(1, 2))
     with script(HOLDER, f"{shared_server.url}/chroot?session=3", prefix) as process:
-        assert process.heard() == {"slot": 1, "token": first.token}
+        assert process.received() == {"slot": 1, "token": first.token}
         inbox = store.inbox("k", "b")
         refused(store, "b", Want(1, 2), queue=inbox)
         process.signal(signal.SIGKILL)
@@ -373,7 +373,7 @@ for n in range(int(sys.argv[4])):
     with open(sys.argv[6], "a") as file:
         file.write(f"out {want.capacity} {reply.token} {reply.slot}\\n")
     store.release(ReleaseRequest("k", owner))
-tell(done=True)
+report(done=True)
 """
 
 
@@ -382,7 +382,7 @@ def test_processes_never_hold_more_than_there_is(url, prefix, tmp_path):
     takers = [script(TAKER, url, prefix, "40", "2", str(file)) for _ in range(4)]
     for taker in takers:
         with taker:
-            taker.heard()
+            taker.received()
 
     inside, most, last = [], 0, (0, 0)
     for line in file.read_text().splitlines():

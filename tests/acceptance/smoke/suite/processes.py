@@ -54,7 +54,7 @@ class ServerContainer(CeleryTestContainer):
 
 
 class WorkerContainer(CeleryTestContainer):
-    """A worker with all of its processes, likewise."""
+    """The same of a worker with all of its processes."""
 
     def __init__(self, process: WorkerProcess) -> None:
         self._process = process
