@@ -64,8 +64,10 @@ def _markdown(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _paths() -> Iterator[Path]:
-    for pattern in ("*.md", "docs/**/*.md", "celery_distlock/**/*.py", "celery_distlock/**/*.lua"):
-        yield from sorted(ROOT.glob(pattern))
+    yield from sorted(ROOT.glob("*.md"))
+    for folder in ("bench", "celery_distlock", "docs", "examples", "tests"):
+        for pattern in ("*.md", "*.py", "*.lua"):
+            yield from sorted((ROOT / folder).rglob(pattern))
 
 
 if __name__ == "__main__":
