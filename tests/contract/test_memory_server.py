@@ -91,6 +91,7 @@ COMMAND = st.one_of(
     *(words("ZRANK", NAMES, WORDS), words("ZREMRANGEBYSCORE", NAMES, BOUNDS, BOUNDS)),
     words("ZRANGE", NAMES, INTEGERS, INTEGERS, options("WITHSCORES", "REV", LIMITS, "withscores")),
     words("ZRANGE", NAMES, BOUNDS, BOUNDS, "BYSCORE", options("WITHSCORES", "REV", LIMITS)),
+    words("ZCOUNT", NAMES, BOUNDS, BOUNDS),
     words("ZRANGEBYSCORE", NAMES, BOUNDS, BOUNDS, options("WITHSCORES", LIMITS, "x")),
     words("ZSCAN", NAMES, "0", SCANNED),
     words(
@@ -233,6 +234,7 @@ def test_members_with_one_score_are_found_before_others_that_come_later_by_their
             ["NO", "k"],
             ["SET", "other", "1", "PX", "0"],
         ),
+        ["ZCOUNT", "k", "x", "1"],
         ["ZRANGEBYSCORE", "k", "x", "1"],
     ],
     ids=" ".join,

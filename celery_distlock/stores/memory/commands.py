@@ -414,6 +414,11 @@ def zrangebyscore(keys: Keyspace, name: bytes, low: bytes, high: bytes, *options
     return _listed(_between(keys, name, low, high), given)
 
 
+@_command
+def zcount(keys: Keyspace, name: bytes, low: bytes, high: bytes) -> Answer:
+    return len(_between(keys, name, low, high))
+
+
 def _between(keys: Keyspace, name: bytes, low: bytes, high: bytes) -> Entries:
     """Return the entries from one score to another; a score after ``(`` is excluded."""
     complaint = "min or max is not a float"

@@ -14,7 +14,7 @@ REHEARSAL = tuple(
         *("HSET {} a 1", "HINCRBYFLOAT {} a 1", "HGET {} a", "HMGET {} a"),
         *("HEXISTS {} a", "HLEN {}", "HGETALL {}", "HSCAN {} 0", "HDEL {} a"),
         *("ZADD {} 1 a", "ZCARD {}", "ZSCORE {} a", "ZRANK {} a", "ZRANGE {} 0 0", "ZSCAN {} 0"),
-        *("ZLEXCOUNT {} [a [a",),
+        *("ZCOUNT {} 1 1", "ZLEXCOUNT {} [a [a"),
         *("ZMSCORE {} a", "ZRANGEBYSCORE {} 1 1", "ZREMRANGEBYSCORE {} 2 2", "ZREM {} a"),
         *("SET {} 1 PX 1000", "GET {}", "EXISTS {}", "PTTL {}", "EXPIRE {} 1", "PEXPIRE {} 1000"),
         *("DEL {}", "SCAN 0 COUNT 1", "TIME", "PING"),

@@ -372,6 +372,21 @@ class Lanes(Given):
 
         assert sorted(runs_of(swept(store))) == ["a1", "b1", "c1"]
 
+    def test_many_lanes_go_on_whose_holders_have_all_died(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        names = [f"n{number:02}" for number in range(40)]  # more than one sweep looks at
+        for name in names:
+            take(store, "k", name, 30.0, want=lane(name, capacity=0, most=1))
+            send(store, "k", f"{name}-1", want=lane(name, capacity=0, most=1))
+
+        woken: set[str] = set()
+        for _ in range(20):
+            pass_time(120.0)  # those that are woken are lost, too
+            woken.update(runs_of(swept(store)))
+
+        assert sorted(woken) == [f"{name}-1" for name in names]
+
     def test_a_most_that_is_lowered_throws_nothing_out(self, store: QueueStore) -> None:
         line = Line(store)
         line.send("a", lane("a", capacity=5, most=3), 3)
