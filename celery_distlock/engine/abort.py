@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from celery_distlock.errors import Interruption, LockLostError, RecalledError
 from celery_distlock.process.forks import ForkStage, at_fork
@@ -144,8 +144,7 @@ class Guard:
         for hold, outer in self._before.items():
             hold.on_interrupted = outer
         thread = threading.get_ident()
-        # Perhaps not innermost: it may interrupt one that leaves.
-        if _innermost.get(thread) is self or self in _guards_here():
+        if self in _guards_here():  # perhaps not innermost: it may interrupt one that leaves
             if self.outer is None:
                 del _innermost[thread]
             else:
@@ -290,7 +289,7 @@ class _BySignal:
     """Delivers to the main thread."""
 
     is_certain = False  # whether what it sends is raised, unless `finish` reports otherwise
-    ready: "dict[int, _BySignal]" = {}  # by thread, once the handler is in place  # noqa: RUF012
+    ready: ClassVar[dict[int, "_BySignal"]] = {}  # by thread, once the handler is in place
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

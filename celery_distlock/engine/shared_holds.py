@@ -175,8 +175,7 @@ class SharedHolds:
         # A signal handler may have written, and the parent renewed that.
         while seen != self._version:
             seen = self._version
-            if self._page is not None and self._heads[self._page].renewal.until:
-                self._save_renewals()
+            self._save_renewals()
         # No call in between: after one, a signal handler could write the new version's number with
         # the old entries.
         self._version = (self._version + 1) % 2**32

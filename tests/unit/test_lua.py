@@ -317,14 +317,15 @@ end
     assert source.endswith(f"return F.own() + {ALL.replace('f', 'F.f', 1).replace(' f', ' F.f')}\n")
 
 
-def test_those_that_are_needed_often_are_made_together(write_script):
+def source_of_many(write_script, *headers: str) -> str:
+    """Return the source of a script with these headers that calls all of many functions."""
     library = write_script(LIBRARY + MANY)
-    user = write_script(
-        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n-- OFTEN fff\n-- OFTEN ff\n\n"
-        f"return {ALL}\n"
-    )
+    lines = "\n".join(["-- NAME.lua: uses.", "-- KEYS lock", f"-- USES {library}", *headers])
+    return scripts.load(write_script(f"{lines}\n\nreturn {ALL}\n")).source
 
-    source = scripts.load(user).source
+
+def test_those_that_are_needed_often_are_made_together(write_script):
+    source = source_of_many(write_script, "-- OFTEN fff", "-- OFTEN ff")
 
     assert (
         """F = setmetatable({
@@ -342,13 +343,9 @@ end,
 
 
 def test_those_that_the_first_of_them_needs_are_made_with_it(write_script):
-    library = write_script(LIBRARY + MANY)
-    user = write_script(
-        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n-- OFTEN ff\n"
-        f"-- TOGETHER fff ff f g\n-- TOGETHER g f\n\nreturn {ALL}\n"
+    source = source_of_many(
+        write_script, "-- OFTEN ff", "-- TOGETHER fff ff f g", "-- TOGETHER g f"
     )
-
-    source = scripts.load(user).source
 
     assert (
         """if F_name == 'fff' then

@@ -54,7 +54,7 @@ class Records:
         self, script: scripts.Script, name: str, *arguments: Any, confirmed: bool = False
     ) -> Command:
         """Return a call of *script* on a key's records."""
-        call = script_call(script, (f"{self._stem}{name}}}:",), *arguments)
+        call = script_call(script, (self.stem(name),), *arguments)
         return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
 
     def release(

@@ -32,8 +32,7 @@ local function is_there(run, of)
         return false -- its result is being stored
     end
     -- If it has no place, the server has evicted its queue, and it never runs.
-    local waits = of.s == 'waiting' and redis.call('ZSCORE', QUEUE, 'p:' .. run)
-    return waits or redis.call('ZSCORE', WOKEN, run) or redis.call('ZSCORE', QUEUE, 'p:' .. run) or redis.call('ZSCORE', LATER, run)
+    return redis.call('ZSCORE', QUEUE, 'p:' .. run) or redis.call('ZSCORE', WOKEN, run) or redis.call('ZSCORE', LATER, run)
 end
 
 -- Returns the run that has the identity of an entry; where it is: waiting, coming, running or ended; when

@@ -10,18 +10,17 @@
 --        w<lane> <place><member>, score 0: a waiter; obsolete if that is not its place in the queue
 --        x, score 1: it was begun with the first waiter of the queue, and not evicted since
 --        y<lane>, score its tag: a lane with waiters; the one with the lowest tag has its turn. Its tag and
---        CAPPED: one whose first waiter has to wait because the lane has as many units as it may. Its tag and
+--        CAPPED: a lane with as many units as it may have, so that its first waiter has to wait. Its tag and
 --        IDLE: one without waiters
 -- USES records limits grants
--- TOGETHER read_turn entries_of first_in_turn first_of_lane pass_turn
--- TOGETHER first_in_turn read_turn entries_of first_of_lane pass_turn
--- TOGETHER enter_lane lane_in add_waiters
+-- TOGETHER read_turn lanes_between entries_of first_in_turn first_of_lane pass_turn
+-- TOGETHER first_in_turn read_turn lanes_between entries_of first_of_lane pass_turn
+-- TOGETHER enter_lane lane_in place_entry add_waiters
 
 local NEW = 3 -- the tag of a lane that was not known
 local BEFORE = 2 -- of one that goes before all others
 local CAPPED = 2 ^ 51 -- above all tags
 local IDLE = 2 ^ 52
-local OPEN = '(2251799813685248' -- below CAPPED
 local PLAIN = 1000 -- added to the tag of a lane with share 1 for each unit
 local MOST_STALE = 1000 -- obsolete entries that are removed in one step
 local STEP = 200 -- waiters that a request adds to the index, while some are missing
@@ -57,7 +56,10 @@ local function indexed_to()
 end
 
 local function place_entry(lane, place, member)
-    return 'w' .. lane .. ' ' .. digits(tonumber(place) or 0) .. member
+    if type(place) ~= 'string' or #place ~= 16 then
+        place = digits(tonumber(place) or 0)
+    end
+    return 'w' .. lane .. ' ' .. place .. member
 end
 
 -- Returns the entries of waiters of a lane, without the first `skipped`.
@@ -65,7 +67,7 @@ local function entries_of(lane, skipped, most)
     return redis.call('ZRANGE', LANES, '[w' .. lane .. ' ', '(w' .. lane .. '!', 'BYLEX', 'LIMIT', skipped, most)
 end
 
--- Returns lanes whose scores are from one up to another, each followed by its score.
+-- Returns the lanes with scores from one up to another, each followed by its score.
 local function lanes_between(from, to, skipped, most)
     return redis.call('ZRANGE', LANES, from, string.format('(%d', to), 'BYSCORE', 'LIMIT', skipped, most, 'WITHSCORES')
 end
@@ -185,8 +187,7 @@ local function enter_lane(member, place, want_text)
     if #key.tasks.turn > 16 then
         index_some()
     end
-    place = string.len(place) == 16 and place or digits(tonumber(place) or 0)
-    add_waiters(lane or '', { 0, 'w' .. (lane or '') .. ' ' .. place .. member })
+    add_waiters(lane or '', { 0, place_entry(lane or '', place, member) })
 end
 
 -- Adds a waiter to the queue; before that, to its lane: then an interrupted script leaves an obsolete entry,
@@ -269,7 +270,7 @@ end
 -- Reads which lane has its turn, or a later one, and its first two entries. Returns false if the server has
 -- evicted the index; nothing if there is no such lane.
 local function read_turn(skipped)
-    local found = redis.call('ZRANGE', LANES, 1, OPEN, 'BYSCORE', 'LIMIT', skipped, 2, 'WITHSCORES')
+    local found = lanes_between(1, CAPPED, skipped, 2)
     local lane = found[3] and string.sub(found[3], 2)
     if skipped == 0 and found[1] ~= 'x' then
         return false
