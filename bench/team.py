@@ -53,5 +53,5 @@ def _serve(pipe: Connection) -> None:
         work, arguments = order
         try:
             pipe.send(work(*arguments))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the caller has to know
+        except Exception as error:  # noqa: BLE001  # the caller raises it
             pipe.send(error)

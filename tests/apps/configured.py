@@ -1,4 +1,4 @@
-"""Tasks whose settings come from the environment: a JSON object of what goes into `app.conf`."""
+"""Tasks of an app that reads its settings from the environment, as a JSON object."""
 
 from __future__ import annotations
 

@@ -30,5 +30,5 @@ def skip(key: str) -> str:
 
 @app.task(ignore_result=True, shared=False)
 def quick(key: str) -> None:
-    """The one task that needs no lock, and whose result is not wanted."""
+    """Run without a lock and without a result; no other task here does."""
     journal.write(key, "quick")

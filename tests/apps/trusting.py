@@ -1,4 +1,4 @@
-"""Locked tasks and others, whose lock store other software may write to, too."""
+"""Locked tasks and plain ones; other software may write to their lock store, too."""
 
 from __future__ import annotations
 

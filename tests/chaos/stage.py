@@ -43,7 +43,7 @@ KEYS_OF = {"rated": RATED, "laned": [*LANED], "requeue": [*KEYS, *LANED]}
 LOOK_EVERY = 0.2  # seconds
 PAUSES = (1.0, 3.0)  # seconds between faults
 QUIET = 7.0  # seconds, now and then, in which a key that is idle can be seen to be
-BACKLOG = 10.0  # seconds after which what was not received is with the broker no more
+BACKLOG = 10.0  # seconds after which workers have received all that the broker has not lost
 DRAIN = 80.0  # seconds for all that was sent to run; a message that got lost is sent again after 60
 
 

@@ -57,7 +57,7 @@ def coming(site: Site, key: str) -> dict[bytes, float]:
 
 
 def let_pass(site: Site, key: str, seconds: float) -> None:
-    """Let so much time pass in the store, and what is due by then be found by sweeps."""
+    """Advance the store's time by *seconds*, and sweep what is due by then."""
     left = seconds
     while left > 0:
         step = min(left, 600.0)

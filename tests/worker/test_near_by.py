@@ -62,8 +62,7 @@ def test_a_waiter_gets_the_key_by_the_release_alone(site, key):
             result.get(timeout=30)
 
     assert site.journal.read(key) == list(range(40))
-    # Each acquires and releases; whose key is given up where no worker is near looks for one, and
-    # pushes to it.
+    # Each task acquires and releases; a release with no worker near looks for one and pushes to it.
     assert scripts["channels"] + scripts["push"] < len(results) / 4, scripts
 
 

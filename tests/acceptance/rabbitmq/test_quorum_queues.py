@@ -1,4 +1,4 @@
-"""A worker fetches no more of a quorum queue in addition to what it holds until its ETA."""
+"""A worker that holds tasks until their ETA fetches no others from a quorum queue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
 A world of tasks, a broker and workers around a store, in which anything happens in any order.
 
-The store is asked as the package asks it. The world knows besides where each task is, which
+The store is asked as the package asks it. The world also knows where each task is, which
 believes that it holds a key, and what has ended. Time advances only by `time_passes`.
 """
 

@@ -1,5 +1,5 @@
 """
-Runs that wait at several keys all get on, whatever dies between two steps, and in whatever order.
+All runs that wait at several keys get on, in any order, if any process dies between two steps.
 
 ``DISTLOCK_TEST_SCHEDULES`` says how many random schedules are tried.
 """

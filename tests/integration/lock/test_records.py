@@ -1,4 +1,4 @@
-"""What becomes of locks whose records other software deletes, changes, or lets expire."""
+"""What becomes of locks when other software deletes or changes their records, or they expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator does to tasks whose module was not imported before."""
+"""What an operator does to tasks from a module that was not imported before."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def test_a_store_that_is_unreachable_is_reported_as_down(private_server, site):
 
 @pytest.fixture
 def gated(site, monkeypatch):
-    """A collector of a real store, whose reading waits while the gate is closed."""
+    """A collector of a real store; its reading waits while the gate is closed."""
     store = open_store(site.app.conf.result_backend, site.app.conf.distlock_prefix)
     gate = Gate(store, monkeypatch)
     collector = StoreCollector(site.app, every=0.0)

@@ -1,4 +1,4 @@
-"""What is noted of locks costs their callers nothing, whatever becomes of it."""
+"""Observing locks costs their callers nothing, even if the observation fails."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_exception_that_is_raised_where_it_is_noted_is_swallowed(interrupt):
             observer.observe("lock_acquired", lock, store, facts)
 
     gc.collect()
-    gc.disable()  # what is raised in a finalizer is lost, whatever calls
+    gc.disable()  # Python drops what is raised in a finalizer
     try:
         for _ in range(200):
             with pytest.raises(StruckError):
@@ -168,7 +168,7 @@ def test_a_store_that_refuses_counts_is_named_once(monkeypatch, caplog):
 
 
 class Broker:
-    """An app whose broker takes nothing, until a test lets it."""
+    """An app with a broker that accepts nothing until a test allows it."""
 
     def __init__(self) -> None:
         self.there = False

@@ -1,4 +1,4 @@
-"""What the page's server does not let happen, whatever asks."""
+"""What the page's server refuses to any client."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_all_of_the_page_itself_is_open(closed_page):
 
 
 def test_the_path_that_is_served_is_the_one_that_is_guarded(monkeypatch):
-    """Also by a Starlette whose URLs any client can write by the header Host."""
+    """Also by a Starlette that builds its URLs from the header Host."""
     monkeypatch.setattr(guard, "_HOST", re.compile(r"(?P<name>[a-z]+).*"))
     sessions = guard.Sessions(TOKEN, cookie="c")
     guarded = guard.RequestGuard(_serve_anything, sessions, ["localhost"], read_only=False)

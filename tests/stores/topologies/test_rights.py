@@ -128,7 +128,7 @@ def one_server(
 def one_server_as_admin(
     private_server: Callable[..., EmbeddedServer], prefix: str
 ) -> tuple[EmbeddedServer, str]:
-    """A server whose user does not exist yet, and that user's URL."""
+    """A server, and the URL of a user that does not exist yet."""
     server = private_server()
     return server, server.url.replace("redis://", f"redis://{prefix}:password@")
 

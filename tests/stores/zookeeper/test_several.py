@@ -275,7 +275,7 @@ def test_the_first_to_wait_for_a_unit_watches_as_many_as_there_are_units(store):
 
 
 def test_a_request_admits_earlier_ones_that_fit(store, open_store):
-    """A waiter whose process is slow keeps none out that fits with it."""
+    """A waiter in a slow process does not block others that fit with it."""
     enter(store, "alone", ALONE)
     inbox = store.inbox("k", "slow")
     refused(store, "slow", THREE, queue=inbox)
